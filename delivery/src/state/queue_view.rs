@@ -1,6 +1,6 @@
 //! Queue as a leader sees it: index, lanes, shops and main stream.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use spillway_webhook::StreamId;
@@ -34,13 +34,12 @@ pub(crate) const UNREAD_FEW: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     pub resources: Vec<ResourceKey>,
-    /// Lane of some of them that is read up to their leads although the index has no room, and is not
-    /// cut meanwhile. It is one at a time, so that the index exceeds its limit by one window at most.
-    pub lane: Option<LaneKey>,
-    /// Time of the next choice of that lane, if there are many resources.
+    /// Lanes that are read up to such leads although the index has no room, and are not cut meanwhile.
+    pub lanes: BTreeSet<LaneKey>,
+    /// Lane that was chosen last.
+    pub last: Option<LaneKey>,
+    /// Time of the next choice, if there are many resources.
     pub looks_at: Duration,
-    /// Time up to which the lane is not cut, once it is read.
-    pub until: Duration,
 }
 
 /// All that a leader knows of the queue.

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::{LaneKey, ResourceKey, usize_of};
+use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
 use crate::state::lane::{Lane, Rest};
+use crate::state::queue_view::QueueView;
 use crate::state::resource::{HeadState, Step};
 use crate::steps::gate;
 use crate::turn::Blocked;
@@ -22,7 +23,7 @@ const CUT_UNFILLED_EVERY: Duration = Duration::from_secs(1);
 const CUT_LANES: u32 = 10_000;
 
 /// Approximate bytes of one indexed webhook.
-const WEBHOOK_BYTES: usize = 150;
+pub(crate) const WEBHOOK_BYTES: usize = 150;
 
 /// Time without shrinking after which a full index takes more webhooks as soon as it is not full.
 const SHRINKS_WITHIN: Duration = Duration::from_secs(1);
@@ -199,20 +200,27 @@ pub(crate) fn must_know_more<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
     let barriers = core.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());
     let first = barriers.and_then(|barriers| barriers.positions.first());
     let is_barrier_after = first.is_some_and(|first| !lane.is_indexed_up_to(*first));
-    core.queue.unread.lane == Some(key) || (is_barrier_after && !lane.is_failing())
+    core.queue.unread.lanes.contains(&key) || (is_barrier_after && !lane.is_failing())
+}
+
+/// True if what is ready of a lane can be sent soon.
+pub(crate) fn may_send<C: Content>(core: &Core<C>, lane: &Lane) -> bool {
+    !core.backend.is_stopped() && !lane.is_failing() && gate::opens_soon(core, lane.shop)
 }
 
 /// Cuts the newer half off a window. It is filled again at `refill_at`, or when it is empty.
 /// Returns true if that made room.
 fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> bool {
     let Some(lane) = core.queue.lanes.get(key) else { return false };
-    if lane.reading.is_some() || lane.window.count < 2 || core.queue.unread.lane == Some(key) {
+    let is_kept = core.queue.unread.lanes.contains(&key);
+    if lane.reading.is_some() || lane.window.count < 2 || is_kept {
         return false;
     }
+    let may_send = may_send(core, lane);
     let keep = lane.window.count / 2;
     let newest = core.queue.index.nodes.back(&lane.window).map(|(_, node)| node.position);
     let mut dropped = Vec::new();
-    while let Some(resource) = drop_newest(core, key, keep) {
+    while let Some(resource) = drop_newest(core, key, keep, may_send) {
         dropped.push(resource);
     }
     if dropped.is_empty() {
@@ -246,14 +254,15 @@ fn wait_for_lead<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
 }
 
 /// Takes the newest webhook out of a window that holds more than `keep`. Returns its resource.
-fn drop_newest<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32) -> Option<ResourceKey> {
+fn drop_newest<C: Content>(
+    core: &mut Core<C>,
+    key: LaneKey,
+    keep: u32,
+    may_send: bool,
+) -> Option<ResourceKey> {
     let lane = core.queue.lanes.get(key).filter(|lane| lane.window.count > keep)?;
-    let (node, _) = core.queue.index.nodes.back(&lane.window)?;
+    let node = loose_end(&core.queue, &lane.window, may_send)?;
     let about = *core.queue.index.node(node);
-    // A webhook at work must stay indexed.
-    if core.queue.index.state(about.resource).is_none_or(HeadState::is_at_work) {
-        return None;
-    }
     let is_head = core.queue.index.head(about.resource) == Some(about.position);
     if is_head {
         core.reading.forget(about.resource);
@@ -280,4 +289,16 @@ fn drop_newest<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32) -> Optio
         core.queue.place_by_head(about.resource, core.session.now.at);
     }
     Some(about.resource)
+}
+
+/// The newest webhook of a window, unless its resource is at work, or is sent next and has a recorded
+/// lead that stands for it.
+fn loose_end(queue: &QueueView, window: &Window, may_send: bool) -> Option<NodeKey> {
+    let (key, node) = queue.index.nodes.back(window)?;
+    let resource = queue.index.resource(node.resource)?;
+    let recorded = queue.leads.get(&resource.hash);
+    let is_next = may_send && resource.state == HeadState::Ready;
+    let is_fixed = resource.state.is_at_work()
+        || (is_next && recorded.is_some_and(|lead| node.position <= *lead));
+    (!is_fixed).then_some(key)
 }

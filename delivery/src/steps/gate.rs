@@ -85,6 +85,16 @@ pub(crate) fn shop_gate<C: Content>(core: &Core<C>, shop: ShopKey) -> Result<(),
     }
 }
 
+/// True if a shop may send now or within a second, as one that waits for its rate.
+pub(crate) fn opens_soon<C: Content>(core: &Core<C>, shop: ShopKey) -> bool {
+    let now = core.session.now.at;
+    match core.queue.shops.gate(shop, now) {
+        ShopGate::Stopped => false,
+        ShopGate::PausedUntil(at) => at <= now + Duration::from_secs(1),
+        ShopGate::Open | ShopGate::Full | ShopGate::Starved => true,
+    }
+}
+
 /// Checks if the lane's own attempts allow another one.
 pub(crate) fn lane_gate<C: Content>(core: &Core<C>, lane: &Lane) -> Result<(), Blocked> {
     let now = core.session.now.at;

@@ -1,61 +1,62 @@
-//! Reads lanes up to their recorded leads although the index has no room, one lane at a time.
+//! Reads lanes up to their recorded leads although the index has no room.
 //!
 //! A window may be cut before a recorded lead. Its resource then waits until the lane is read up to
-//! the lead again, and for that there may never be room.
+//! the lead again, and for that there may never be room. So some lanes are read past the limit of the
+//! index and are not cut until the lead was sent. Together they take 1/[`PART`] of the index, or one
+//! window.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use spillway_webhook::position::Position;
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::{LaneKey, ResourceKey};
+use crate::state::index::{LaneKey, ResourceKey, usize_of};
 use crate::state::lane::Lane;
 use crate::state::queue_view::{QueueView, UNREAD_FEW};
 use crate::state::resource::HeadState;
 use crate::steps::{cut, gate};
-use crate::turn::Blocked;
 
-/// Time between two choices of the lane, if many resources wait for their leads.
+/// These lanes may take 1/`PART` of the index.
+const PART: usize = 8;
+
+/// Time between two choices, if many resources wait for their leads.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Time in which a lane that was read up to a lead is not cut, so that the lead has its turn.
-const TURN_WITHIN: Duration = Duration::from_secs(2);
-
-/// Chooses the lane that is read past the limit of the index and not cut meanwhile.
-pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
+/// Chooses the lanes that are read past the limit of the index: one more with each look.
+pub(crate) fn choose_lanes<C: Content>(core: &mut Core<C>) {
     let now = core.session.now.at;
     let unread = &core.queue.unread;
+    let is_idle_list = unread.resources.is_empty() || cut::has_room(core, true);
     let is_many = unread.resources.len() > UNREAD_FEW;
-    if (unread.lane.is_none() && (unread.resources.is_empty() || cut::has_room(core, true)))
-        || (is_many && now < unread.looks_at)
-    {
+    if (unread.lanes.is_empty() && is_idle_list) || (is_many && now < unread.looks_at) {
         return;
     }
     let waiting = lanes_unread(&core.queue);
-    let before = unread.lane.and_then(|key| Some((key, core.queue.lanes.get(key)?)));
-    let is_read_on = before.is_some_and(|(key, lane)| {
-        waiting.contains(&key) && is_idle(lane) && !is_paused(core, lane)
+    let mut chosen = unread.lanes.clone();
+    chosen.retain(|key| {
+        let lane = core.queue.lanes.get(*key).filter(|lane| is_open(core, lane));
+        lane.is_some_and(|lane| {
+            // A lane that flows is cut only behind a lead that may be sent.
+            let is_sent_next = !lane.ready.is_empty() && !cut::may_send(core, lane);
+            let is_read = waiting.contains(key) && lane.ready.is_empty();
+            is_read || (is_sent_next && !lane.flow.is_at_work())
+        })
     });
-    let has_turn = before.is_some_and(|(_, lane)| {
-        !lane.flow.is_at_work() && !lane.ready.is_empty() && now < unread.until
-    });
-    let last = unread.lane;
-    let unread = &mut core.queue.unread;
-    unread.looks_at = now + LOOK_EVERY;
-    if is_read_on {
-        unread.until = now + TURN_WITHIN;
+    let counts = chosen.iter().filter_map(|key| core.queue.lanes.get(*key));
+    let taken: usize = counts.map(|lane| usize_of(lane.window.count)).sum();
+    if chosen.is_empty() || taken * cut::WEBHOOK_BYTES < core.config.index_bytes / PART {
+        let may_go = |key: &LaneKey| {
+            let lane = core.queue.lanes.get(*key);
+            lane.is_some_and(|lane| is_idle(lane) && is_open(core, lane)) && !chosen.contains(key)
+        };
+        let next = next_after(unread.last, waiting.into_iter().filter(may_go));
+        core.queue.unread.last = next.or(core.queue.unread.last);
+        chosen.extend(next);
     }
-    if is_read_on || has_turn {
-        return;
-    }
-    let may_go = |key: &LaneKey| {
-        let lane = core.queue.lanes.get(*key);
-        lane.is_some_and(|lane| is_idle(lane) && is_open(core, lane))
-    };
-    core.queue.unread.lane = next_after(last, waiting.into_iter().filter(may_go));
-    core.queue.unread.until = now + TURN_WITHIN;
+    core.queue.unread.lanes = chosen;
+    core.queue.unread.looks_at = now + LOOK_EVERY;
 }
 
 /// The lane whose turn is after that of `last`.
@@ -63,18 +64,19 @@ fn next_after(last: Option<LaneKey>, lanes: impl Iterator<Item = LaneKey>) -> Op
     lanes.min_by_key(|lane| (last.is_some_and(|last| *lane <= last), *lane))
 }
 
-/// Lanes that hold what a resource waits for: its own or, with two key schemes, others of its shop.
-fn lanes_unread(queue: &QueueView) -> HashSet<LaneKey> {
-    let mut waiting = HashSet::new();
+/// Lanes that hold what a resource waits for: its own or, with two key schemes, all of its shop.
+fn lanes_unread(queue: &QueueView) -> BTreeSet<LaneKey> {
+    let mut waiting = BTreeSet::new();
     for resource in &queue.unread.resources {
-        if let Some((lane, lead)) = unread_lead(queue, *resource) {
-            let shop = queue.lanes.get(lane).and_then(|lane| queue.shops.get(lane.shop));
-            let mixed = shop.filter(|shop| shop.is_mixed());
-            let lanes = mixed.map_or(std::slice::from_ref(&lane), |shop| &shop.lanes);
-            let is_unread = |key: &&LaneKey| {
-                queue.lanes.get(**key).is_some_and(|lane| !lane.is_indexed_up_to(lead))
-            };
-            waiting.extend(lanes.iter().filter(is_unread));
+        let Some((lane, lead)) = unread_lead(queue, *resource) else { continue };
+        let shop = queue.lanes.get(lane).and_then(|lane| queue.shops.get(lane.shop));
+        match shop.filter(|shop| shop.is_mixed()) {
+            Some(shop) => waiting.extend(&shop.lanes),
+            // If the stream is not read up to the lead, the lane is not to be read either.
+            None => {
+                let known = queue.lanes.get(lane).is_none_or(|lane| lane.is_indexed_up_to(lead));
+                waiting.extend((!known).then_some(lane));
+            }
         }
     }
     waiting
@@ -92,14 +94,10 @@ fn is_idle(lane: &Lane) -> bool {
     lane.ready.is_empty() && !lane.flow.is_at_work()
 }
 
-fn is_paused<C: Content>(core: &Core<C>, lane: &Lane) -> bool {
-    gate::shop_gate(core, lane.shop) == Err(Blocked::ShopPaused)
-}
-
-/// True if a lead could be sent now, as far as its shop and lane are concerned.
+/// True if a lead could be sent soon, as far as its shop and lane are concerned.
 fn is_open<C: Content>(core: &Core<C>, lane: &Lane) -> bool {
     let now = core.session.now.at;
-    gate::shop_gate(core, lane.shop).is_ok()
+    gate::opens_soon(core, lane.shop)
         && lane.breaker.probe_at().is_none_or(|at| now >= at)
         && lane.flow.suspect.is_none_or(|suspect| now >= suspect.until)
 }

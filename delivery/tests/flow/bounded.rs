@@ -192,7 +192,7 @@ fn partly_failing_fill_no_index(all_from: Duration) {
     assert!(index_bytes < 640 << 10, "{index_bytes}");
     // The four failing products of every shop wait with their events, four times what the index
     // holds, and a few of the others of these shops.
-    let others = if all_from == Duration::MAX { 2_000 } else { 6_000 };
+    let others = if all_from == Duration::MAX { 4_000 } else { 10_000 };
     assert!(world.waiting < 60 * 4 * 100 + others, "{} wait", world.waiting);
 }
 
