@@ -34,8 +34,10 @@ pub(crate) const UNREAD_FEW: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     pub resources: Vec<ResourceKey>,
-    /// Lanes that are read up to such leads although the index has no room, and are not cut meanwhile.
-    pub lanes: BTreeSet<LaneKey>,
+    /// Lane that is read up to such leads although the index has no room.
+    pub reading: Option<LaneKey>,
+    /// Lanes that are not cut, because they were read in this way and a lead waits for its turn.
+    pub kept: BTreeSet<LaneKey>,
     /// Lane that was chosen last.
     pub last: Option<LaneKey>,
     /// Time of the next choice, if there are many resources.

@@ -200,7 +200,7 @@ pub(crate) fn must_know_more<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
     let barriers = core.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());
     let first = barriers.and_then(|barriers| barriers.positions.first());
     let is_barrier_after = first.is_some_and(|first| !lane.is_indexed_up_to(*first));
-    core.queue.unread.lanes.contains(&key) || (is_barrier_after && !lane.is_failing())
+    core.queue.unread.reading == Some(key) || (is_barrier_after && !lane.is_failing())
 }
 
 /// True if what is ready of a lane can be sent soon.
@@ -212,7 +212,7 @@ pub(crate) fn may_send<C: Content>(core: &Core<C>, lane: &Lane) -> bool {
 /// Returns true if that made room.
 fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> bool {
     let Some(lane) = core.queue.lanes.get(key) else { return false };
-    let is_kept = core.queue.unread.lanes.contains(&key);
+    let is_kept = core.queue.unread.kept.contains(&key);
     if lane.reading.is_some() || lane.window.count < 2 || is_kept {
         return false;
     }

@@ -38,16 +38,14 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
     if core.session.is_stopping {
         return effects;
     }
-    unread::choose_lanes(core);
+    unread::choose_lane(core);
     let mut searches = [SEARCHES_MAX; 2];
-    // They do not wait for the others, because they hold room that others need.
-    for key in core.queue.unread.lanes.clone() {
-        let lane = core.queue.lanes.get(key);
-        if lane.is_some_and(|lane| lane.reading.is_none() && lane.rest.is_some())
-            && cut::must_know_more(core, key)
-        {
-            effects.extend(read_window(core, key, &mut searches[0]));
-        }
+    // It does not wait for the others, because it holds room that others need.
+    if let Some(key) = core.queue.unread.reading
+        && core.queue.lanes.get(key).is_some_and(|lane| lane.reading.is_none())
+        && cut::must_know_more(core, key)
+    {
+        effects.extend(read_window(core, key, &mut searches[0]));
     }
     let many = core.queue.lanes.listed(false).min(MANY_LOOKS_MAX);
     let few = core.queue.lanes.listed(true).min(FEW_LOOKS_MAX);
@@ -68,7 +66,7 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         let is_blocked = core.backend.is_stopped() || gate::is_blocked(core, lane);
         let has_room = cut::has_room(core, is_blocked);
         let waits = lane.window.count > 0 && (is_paused || !has_time || !has_room);
-        let is_awaited = core.queue.unread.lanes.contains(&key);
+        let is_awaited = core.queue.unread.reading == Some(key);
         let must_wait = is_paused || !(has_time || is_awaited) || !cut::must_know_more(core, key);
         if waits && must_wait {
             core.session.is_refill_due |= !is_paused && has_time && !is_blocked;

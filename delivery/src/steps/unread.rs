@@ -1,9 +1,9 @@
 //! Reads lanes up to their recorded leads although the index has no room.
 //!
 //! A window may be cut before a recorded lead. Its resource then waits until the lane is read up to
-//! the lead again, and for that there may never be room. So some lanes are read past the limit of the
-//! index and are not cut until the lead was sent. Together they take 1/[`PART`] of the index, or one
-//! window.
+//! the lead again, and for that there may never be room. So one lane at a time is read past the limit
+//! of the index. What is read in this way is not cut until the lead was sent, and takes 1/[`PART`] of
+//! the index or one window.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,39 +24,58 @@ const PART: usize = 8;
 /// Time between two choices, if many resources wait for their leads.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Chooses the lanes that are read past the limit of the index: one more with each look.
-pub(crate) fn choose_lanes<C: Content>(core: &mut Core<C>) {
+/// Chooses the lane that is read past the limit of the index, and those that are not cut.
+pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
     let now = core.session.now.at;
     let unread = &core.queue.unread;
-    let is_idle_list = unread.resources.is_empty() || cut::has_room(core, true);
+    let is_over = unread.resources.is_empty() || cut::has_room(core, true);
     let is_many = unread.resources.len() > UNREAD_FEW;
-    if (unread.lanes.is_empty() && is_idle_list) || (is_many && now < unread.looks_at) {
+    if (unread.kept.is_empty() && is_over) || (is_many && now < unread.looks_at) {
         return;
     }
     let waiting = lanes_unread(&core.queue);
-    let mut chosen = unread.lanes.clone();
-    chosen.retain(|key| {
+    let mut kept = unread.kept.clone();
+    kept.retain(|key| {
         let lane = core.queue.lanes.get(*key).filter(|lane| is_open(core, lane));
-        lane.is_some_and(|lane| {
-            // A lane that flows is cut only behind a lead that may be sent.
-            let is_sent_next = !lane.ready.is_empty() && !cut::may_send(core, lane);
-            let is_read = waiting.contains(key) && lane.ready.is_empty();
-            is_read || (is_sent_next && !lane.flow.is_at_work())
-        })
+        lane.is_some_and(|lane| is_kept(core, *key, lane, &waiting))
     });
-    let counts = chosen.iter().filter_map(|key| core.queue.lanes.get(*key));
-    let taken: usize = counts.map(|lane| usize_of(lane.window.count)).sum();
-    if chosen.is_empty() || taken * cut::WEBHOOK_BYTES < core.config.index_bytes / PART {
+    let mut reading = unread.reading.filter(|key| kept.contains(key) && waiting.contains(key));
+    if reading.is_none() {
+        let windows = kept.iter().filter_map(|key| core.queue.lanes.get(*key));
+        let taken: usize = windows.map(|lane| usize_of(lane.window.count)).sum();
+        let has_room = taken * cut::WEBHOOK_BYTES < core.config.index_bytes / PART;
         let may_go = |key: &LaneKey| {
             let lane = core.queue.lanes.get(*key);
-            lane.is_some_and(|lane| is_idle(lane) && is_open(core, lane)) && !chosen.contains(key)
+            lane.filter(|lane| is_idle(lane) && is_open(core, lane)).is_some_and(|lane| {
+                has_room || kept.is_empty() || has_any_lane(&core.queue, lane, &kept)
+            })
         };
-        let next = next_after(unread.last, waiting.into_iter().filter(may_go));
-        core.queue.unread.last = next.or(core.queue.unread.last);
-        chosen.extend(next);
+        reading = next_after(unread.last, waiting.into_iter().filter(may_go));
     }
-    core.queue.unread.lanes = chosen;
-    core.queue.unread.looks_at = now + LOOK_EVERY;
+    kept.extend(reading);
+    let unread = &mut core.queue.unread;
+    unread.last = reading.or(unread.last);
+    (unread.reading, unread.kept, unread.looks_at) = (reading, kept, now + LOOK_EVERY);
+}
+
+/// True if a lane is still not to be cut: it is being read, or it is read and waits for others of its
+/// shop, or its lead waits for its turn. A lane that flows is cut only behind a lead that is sent next.
+fn is_kept<C: Content>(
+    core: &Core<C>,
+    key: LaneKey,
+    lane: &Lane,
+    waiting: &BTreeSet<LaneKey>,
+) -> bool {
+    let is_sent_next = !lane.ready.is_empty() && !lane.flow.is_at_work();
+    (waiting.contains(&key) && lane.ready.is_empty())
+        || (is_sent_next && !cut::may_send(core, lane))
+        || has_any_lane(&core.queue, lane, waiting)
+}
+
+/// True if a lane's shop has two key schemes, and one of its lanes is among these.
+fn has_any_lane(queue: &QueueView, lane: &Lane, lanes: &BTreeSet<LaneKey>) -> bool {
+    let shop = queue.shops.get(lane.shop).filter(|shop| shop.is_mixed());
+    shop.is_some_and(|shop| shop.lanes.iter().any(|lane| lanes.contains(lane)))
 }
 
 /// The lane whose turn is after that of `last`.
@@ -64,20 +83,22 @@ fn next_after(last: Option<LaneKey>, lanes: impl Iterator<Item = LaneKey>) -> Op
     lanes.min_by_key(|lane| (last.is_some_and(|last| *lane <= last), *lane))
 }
 
-/// Lanes that hold what a resource waits for: its own or, with two key schemes, all of its shop.
+/// Lanes that are to be read up to a lead: that of its resource or, with two key schemes, of its shop.
 fn lanes_unread(queue: &QueueView) -> BTreeSet<LaneKey> {
     let mut waiting = BTreeSet::new();
     for resource in &queue.unread.resources {
         let Some((lane, lead)) = unread_lead(queue, *resource) else { continue };
-        let shop = queue.lanes.get(lane).and_then(|lane| queue.shops.get(lane.shop));
-        match shop.filter(|shop| shop.is_mixed()) {
-            Some(shop) => waiting.extend(&shop.lanes),
-            // If the stream is not read up to the lead, the lane is not to be read either.
-            None => {
-                let known = queue.lanes.get(lane).is_none_or(|lane| lane.is_indexed_up_to(lead));
-                waiting.extend((!known).then_some(lane));
-            }
+        // Nothing helps before the main stream is read up to the lead.
+        if queue.main.read_to < lead.entry() {
+            continue;
         }
+        let shop = queue.lanes.get(lane).and_then(|lane| queue.shops.get(lane.shop));
+        let mixed = shop.filter(|shop| shop.is_mixed());
+        let lanes = mixed.map_or(std::slice::from_ref(&lane), |shop| &shop.lanes);
+        let is_unread = |key: &&LaneKey| {
+            queue.lanes.get(**key).is_some_and(|lane| !lane.is_indexed_up_to(lead))
+        };
+        waiting.extend(lanes.iter().filter(is_unread));
     }
     waiting
 }
