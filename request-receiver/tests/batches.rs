@@ -102,6 +102,22 @@ fn store_all(queue: &BatchQueue<Numbers>, now: u8) -> Vec<u8> {
     all
 }
 
+/// A queue in which one webhook has a deadline, and another has none.
+fn one_of_two_expires() -> (Arc<BatchQueue<Numbers>>, Ticket<Numbers>, Ticket<Numbers>) {
+    let queue = Arc::new(BatchQueue::<Numbers>::default());
+    let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
+    (queue, soon, later)
+}
+
+/// Does something in another thread.
+fn beside<T: 'static>(
+    queue: &Arc<BatchQueue<Numbers>>,
+    work: impl FnOnce(&BatchQueue<Numbers>) -> T + 'static,
+) -> thread::JoinHandle<T> {
+    let queue = queue.clone();
+    thread::spawn(move || work(&queue))
+}
+
 /// Checks that a webhook that is answered as stored is stored. One that is not may be.
 fn check(ticket: &Ticket<Numbers>, number: u8, stored: &[u8]) {
     let answer = answer(ticket);
@@ -113,12 +129,8 @@ fn check(ticket: &Ticket<Numbers>, number: u8, stored: &[u8]) {
 #[test]
 fn a_webhook_that_expires_while_its_batch_is_sealed_and_stored() {
     loom::model(|| {
-        let queue = Arc::new(BatchQueue::<Numbers>::default());
-        let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
-        let expiring = thread::spawn({
-            let queue = queue.clone();
-            move || queue.expire(AFTER)
-        });
+        let (queue, soon, later) = one_of_two_expires();
+        let expiring = beside(&queue, |queue| queue.expire(AFTER));
         let stored = store_all(&queue, BEFORE);
         expiring.join().expect("it ends");
         check(&soon, 1, &stored);
@@ -131,12 +143,8 @@ fn a_webhook_that_expires_while_its_batch_is_sealed_and_stored() {
 #[test]
 fn a_webhook_that_is_late_when_its_batch_is_sealed_and_polled_while_it_is_stored() {
     loom::model(|| {
-        let queue = Arc::new(BatchQueue::<Numbers>::default());
-        let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
-        let storing = thread::spawn({
-            let queue = queue.clone();
-            move || store_all(&queue, AFTER)
-        });
+        let (queue, soon, later) = one_of_two_expires();
+        let storing = beside(&queue, |queue| store_all(queue, AFTER));
         let polled = answer(&soon);
         let stored = storing.join().expect("it ends");
         assert!(polled != Poll::Ready(Answer::Stored));
@@ -163,10 +171,7 @@ fn a_webhook_that_comes_while_a_batch_is_sealed_is_in_this_batch_or_the_next() {
     loom::model(|| {
         let queue = Arc::new(BatchQueue::<Numbers>::default());
         let first = push(&queue, 1, NEVER);
-        let pushing = thread::spawn({
-            let queue = queue.clone();
-            move || push(&queue, 2, NEVER)
-        });
+        let pushing = beside(&queue, |queue| push(queue, 2, NEVER));
         let mut stored = store_all(&queue, BEFORE);
         let second = pushing.join().expect("it ends");
         if !stored.contains(&2) {
@@ -185,10 +190,7 @@ fn two_that_store_at_once_share_the_batches() {
     loom::model(|| {
         let queue = Arc::new(BatchQueue::<Numbers>::default());
         let tickets: Vec<_> = (1..=3).map(|number| push(&queue, number, NEVER)).collect();
-        let storing = thread::spawn({
-            let queue = queue.clone();
-            move || store_all(&queue, BEFORE)
-        });
+        let storing = beside(&queue, |queue| store_all(queue, BEFORE));
         let mut stored = store_all(&queue, BEFORE);
         stored.extend(storing.join().expect("it ends"));
         stored.sort_unstable();
@@ -202,12 +204,8 @@ fn two_that_store_at_once_share_the_batches() {
 #[test]
 fn a_batch_that_is_lost_while_one_of_its_webhooks_expires() {
     loom::model(|| {
-        let queue = Arc::new(BatchQueue::<Numbers>::default());
-        let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
-        let expiring = thread::spawn({
-            let queue = queue.clone();
-            move || queue.expire(AFTER)
-        });
+        let (queue, soon, later) = one_of_two_expires();
+        let expiring = beside(&queue, |queue| queue.expire(AFTER));
         drop(queue.seal(BEFORE));
         expiring.join().expect("it ends");
         for ticket in [&soon, &later] {
@@ -221,13 +219,9 @@ fn a_batch_that_is_lost_while_one_of_its_webhooks_expires() {
 #[test]
 fn a_batch_that_is_cut_again_on_its_way_to_another_place() {
     loom::model(|| {
-        let queue = Arc::new(BatchQueue::<Numbers>::default());
-        let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
+        let (queue, soon, later) = one_of_two_expires();
         let mut batch = queue.seal(BEFORE).expect("two wait");
-        let expiring = thread::spawn({
-            let queue = queue.clone();
-            move || queue.expire(AFTER)
-        });
+        let expiring = beside(&queue, |queue| queue.expire(AFTER));
         assert!(batch.cut(BEFORE), "one waits in any case");
         let stored = store(&queue, batch);
         expiring.join().expect("it ends");
@@ -256,10 +250,7 @@ fn whoever_waits_when_it_is_decided_is_woken() {
     loom::model(|| {
         let queue = Arc::new(BatchQueue::<Numbers>::default());
         let ticket = push(&queue, 1, NEVER);
-        let storing = thread::spawn({
-            let queue = queue.clone();
-            move || store_all(&queue, BEFORE)
-        });
+        let storing = beside(&queue, |queue| store_all(queue, BEFORE));
         let woken = std::sync::Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
         let polled = ticket.poll(&Context::from_waker(&waker));
