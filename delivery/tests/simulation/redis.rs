@@ -44,7 +44,7 @@ pub(crate) struct Row {
 pub(crate) enum Refused {
     /// There is another leader.
     Fenced,
-    /// The settlement does not follow the last one.
+    /// The settlement does not follow the last one, or its cursor is lost.
     Older,
 }
 
@@ -175,7 +175,9 @@ impl Redis {
         if letter.mark == self.mark {
             return Ok(false);
         }
-        if letter.follows != self.mark {
+        // A cursor is an entry that was read. If it is missing, Redis lost it.
+        let is_lost = |cursor| cursor > self.cursor && !self.main.contains_key(&cursor);
+        if letter.follows != self.mark || letter.settlement.main.cursor.is_some_and(is_lost) {
             return Err(Refused::Older);
         }
         self.mark = letter.mark;
