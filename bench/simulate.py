@@ -91,8 +91,6 @@ def report(figures, facts):
         "capacity × latency of one alone.", "",
         f"Ours: {held} of {len(ours)} in range. Commit {facts['commit']}. Not shown: figures for which all four are.", ""]
     lines += figure_table(figures)
-    lines += ["", "| scenario | what it is |", "|---|---|"]
-    lines += [f"| {name} | {rows[0]['about']} |" for name, rows in scenarios.items()]
     return "\n".join(lines) + "\n"
 
 
