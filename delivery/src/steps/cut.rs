@@ -11,13 +11,14 @@ use crate::state::resource::{HeadState, Step};
 use crate::steps::gate;
 use crate::turn::Blocked;
 
-/// The window of a healthy lane is cut only if it holds more than 1/`LARGE_PART` of the index.
+/// A lane that flows is chosen for a cut if its window holds more than 1/`LARGE_PART` of the index.
 const LARGE_PART: usize = 16;
 
-/// Time between two scans for windows to cut, and of an index that is not full. It grows by the same
-/// time for every [`CUT_LANES`] lanes, because a scan goes through all of them.
+/// Time between two scans for windows to cut. It grows by the same time for every [`CUT_LANES`]
+/// lanes, because a scan goes through all of them.
 const CUT_EVERY: Duration = Duration::from_millis(20);
 
+/// The same while the index is not full and a lane waits for room.
 const CUT_UNFILLED_EVERY: Duration = Duration::from_secs(1);
 
 const CUT_LANES: u32 = 10_000;

@@ -1,8 +1,8 @@
 //! Moves the front of the main stream into lanes, so that the cursor always advances.
 //!
 //! Only complete packs move, in stream order and at the front. Every unsettled webhook of a pack
-//! goes into the next chunk of its lane, indexed or not, under way or not. Nothing moves while the
-//! backend is stopped, because then everything would be copied for nothing.
+//! goes into the next chunk of its lane, indexed or not, under way or not. While the backend is
+//! stopped, packs move only if the index is full: otherwise all would be copied for nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -89,7 +89,7 @@ fn are_rows_many<C: Content>(core: &Core<C>) -> bool {
     core.queue.main.bytes() > core.config.index_bytes / ROWS_PART
 }
 
-/// True if nearly everything after the cursor is settled.
+/// True if at least four fifths of all after the cursor are settled.
 fn is_little_left(main: &MainStream) -> bool {
     let settled = main.settled_after_cursor;
     settled >= SETTLED_MIN && main.left <= settled / u64::from(LEFT_PART)

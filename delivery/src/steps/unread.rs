@@ -2,8 +2,8 @@
 //!
 //! A window may be cut before a recorded lead. Its resource then waits until the lane is read up to
 //! the lead again, and for that there may never be room. So one lane at a time is read past the limit
-//! of the index. What is read in this way is not cut until the lead was sent, and takes 1/[`PART`] of
-//! the index or one window.
+//! of the index. Unless it is blocked meanwhile, it is not cut until the lead is sent. Another lane is
+//! chosen while these windows hold less than 1/[`PART`] of the index, or if its shop has two key schemes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::state::queue_view::{QueueView, UNREAD_FEW};
 use crate::state::resource::HeadState;
 use crate::steps::{cut, gate};
 
-/// These lanes may take 1/`PART` of the index.
+/// Below 1/`PART` of the index, another lane is chosen.
 const PART: usize = 8;
 
 /// Time between two choices, if many resources wait for their leads.
