@@ -236,6 +236,9 @@ fn a_shop_that_is_slower_than_its_webhooks_keeps_no_others_in_the_stream() {
     for tick in 0..5_000 {
         world.accept(2 * SECOND + tick * 10 * MS, [(Y, 0), (3, 0)]);
     }
+    // More than a fifth is left.
+    world.run(25 * SECOND);
+    assert_eq!(world.moved, 0);
     world.run(60 * SECOND);
     assert!(world.took[&(X, IN_LINE)].len() < 1_000, "it is slow");
     let (packs, _) = world.passed;
