@@ -61,9 +61,6 @@ pub(crate) struct LeaderSession {
     pub is_index_full: bool,
     /// Set while a lane that could be sent waits for room to be read.
     pub is_refill_due: bool,
-    /// Smallest memory of the index since it became full, in bytes, and the time at which it was
-    /// reached.
-    pub shrunk: (usize, Duration),
     /// State of the random number generator.
     pub chance: u64,
     /// Earliest estimate of the leader's start on Redis' clock, in milliseconds since the Unix

@@ -110,9 +110,21 @@ pub(crate) struct Attempts {
     pub proven: Proven,
     /// The last two lanes with a successful delivery, and its time.
     succeeded: [Option<(LaneKey, Duration)>; 2],
+    /// Time at which a turn last waited for a slot, or for settlements.
+    waited_at: Duration,
 }
 
 impl Attempts {
+    /// Notes that a turn waits.
+    pub(crate) fn note_waiting_turn(&mut self, now: Duration) {
+        self.waited_at = now;
+    }
+
+    /// True if no turn has waited since then.
+    pub(crate) fn were_slots_free_since(&self, since: Duration) -> bool {
+        self.waited_at < since
+    }
+
     /// Number of attempts under way.
     pub(crate) fn len(&self) -> usize {
         self.running.len()

@@ -38,10 +38,15 @@ pub(crate) struct Unread {
     pub reading: Option<LaneKey>,
     /// Lanes that are not cut, because they were read in this way and a lead waits for its turn.
     pub kept: BTreeSet<LaneKey>,
+    /// Time at which nothing of that lane could be sent, so that it was to be read on.
+    pub idle_at: Duration,
     /// Lane that was chosen last.
     pub last: Option<LaneKey>,
     /// Time of the next choice, if there are many resources.
     pub looks_at: Duration,
+    /// Time before which no lane is read past the limit of the index for something to try: of those that
+    /// do not flow, and of those that do.
+    pub tries_at: [Duration; 2],
 }
 
 /// All that a leader knows of the queue.

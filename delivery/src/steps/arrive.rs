@@ -1,8 +1,6 @@
 //! The first step: a webhook that was read is indexed, dropped as an operator ordered, or left in
 //! the part of its lane that is not indexed.
 
-use std::time::Duration;
-
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
@@ -14,10 +12,7 @@ use crate::state::index::{IndexEntry, LaneKey};
 use crate::state::ledger::WebhookPlace;
 use crate::state::queue_view::UNREAD_FEW;
 use crate::state::resource::HeadState;
-use crate::steps::{cut, finish, moving};
-
-/// Time between two checks if there are more of them.
-const UNREAD_LOOK_EVERY: Duration = Duration::from_millis(50);
+use crate::steps::{cut, finish, moving, unread};
 
 pub(crate) fn pack_arrived<C: Content>(core: &mut Core<C>, pack: PackRead<C>) {
     let PackRead { entry, classified, content } = pack;
@@ -134,7 +129,8 @@ pub(crate) fn release_unread<C: Content>(core: &mut Core<C>) {
         if now < core.session.looks.unread_at {
             return;
         }
-        core.session.looks.unread_at = now + UNREAD_LOOK_EVERY;
+        let resources = core.queue.unread.resources.len();
+        core.session.looks.unread_at = now + unread::look_every(resources);
     }
     let mut unread = std::mem::take(&mut core.queue.unread.resources);
     unread.sort_unstable();

@@ -4,15 +4,17 @@ use std::time::Duration;
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
+use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, key_of, usize_of};
 use crate::state::lane::{Lane, Rest};
 use crate::state::queue_view::QueueView;
 use crate::state::resource::{HeadState, Step};
 use crate::steps::gate;
 use crate::turn::Blocked;
 
-/// A lane that flows is chosen for a cut if its window holds more than 1/`LARGE_PART` of the index.
+/// A lane that flows is chosen for a cut if its window holds more than 1/`LARGE_PART` of the index, or
+/// more than 1/`LONG_PART` while slots are free: then what is indexed is slower than the backend.
 const LARGE_PART: usize = 16;
+const LONG_PART: usize = 64;
 
 /// Time between two scans for windows to cut. It grows by the same time for every [`CUT_LANES`]
 /// lanes, because a scan goes through all of them.
@@ -26,12 +28,15 @@ const CUT_LANES: u32 = 10_000;
 /// Approximate bytes of one indexed webhook.
 pub(crate) const WEBHOOK_BYTES: usize = 150;
 
-/// Time without shrinking after which a full index takes more webhooks as soon as it is not full.
-const SHRINKS_WITHIN: Duration = Duration::from_secs(1);
+/// Time for which slots must be free.
+const FREE_FOR: Duration = Duration::from_secs(1);
 
 /// Time between two scans for windows in which most webhooks wait for retries. A scan goes through
 /// all of them.
 const STUCK_EVERY: Duration = Duration::from_secs(1);
+
+/// Webhooks that are left of those that are read to try a blocked lane.
+const TRIED: u32 = 4;
 
 /// Time after which such a window is filled again. The webhooks that follow may be retries, too.
 const REFILL_AFTER: Duration = Duration::from_secs(10);
@@ -48,26 +53,16 @@ pub(crate) fn has_room<C: Content>(core: &Core<C>, is_blocked: bool) -> bool {
 /// cut, no more is read until something is settled. If a lane that could flow waits for room, only
 /// windows of blocked lanes and of retries are cut, before the index is full.
 pub(crate) fn make_room<C: Content>(core: &mut Core<C>) {
-    let bytes = core.queue.bytes();
     let most = core.config.index_bytes;
-    if !core.session.is_index_full {
-        core.session.shrunk = (bytes, core.session.now.at);
+    let now = core.session.now.at;
+    let is_refill_due = std::mem::take(&mut core.session.is_refill_due);
+    if core.queue.bytes() >= most {
+        cut_windows(core, true);
+    } else if is_refill_due && now >= core.session.looks.unfilled_at && !has_room(core, false) {
+        core.session.looks.unfilled_at = now + every(core, CUT_UNFILLED_EVERY);
+        cut_windows(core, false);
     }
-    let is_refill_first = core.session.is_refill_due && shrinks(core, bytes);
-    if bytes < if core.session.is_index_full && is_refill_first { most / 8 * 7 } else { most } {
-        core.session.is_index_full = false;
-        let is_refill_due = std::mem::take(&mut core.session.is_refill_due);
-        let now = core.session.now.at;
-        if is_refill_due && now >= core.session.looks.unfilled_at && !has_room(core, false) {
-            core.session.looks.unfilled_at = now + every(core, CUT_UNFILLED_EVERY);
-            cut_windows(core, false);
-        }
-        return;
-    }
-    core.session.is_index_full = true;
-    cut_windows(core, true);
-    let is_refill_first = is_refill_first && !has_room(core, false);
-    core.session.is_index_full = is_refill_first || core.queue.bytes() >= most;
+    core.session.is_index_full = core.queue.bytes() >= most;
 }
 
 /// Time between two scans of all lanes.
@@ -83,13 +78,9 @@ fn cut_windows<C: Content>(core: &mut Core<C>, is_full: bool) {
     }
 }
 
-/// True while a full index shrinks or shrank lately. Otherwise waiting gains nothing.
-fn shrinks<C: Content>(core: &mut Core<C>, bytes: usize) -> bool {
-    let now = core.session.now.at;
-    if bytes < core.session.shrunk.0 {
-        core.session.shrunk = (bytes, now);
-    }
-    now < core.session.shrunk.1 + SHRINKS_WITHIN
+/// True if slots are free: what is indexed is slower than the backend.
+pub(crate) fn are_slots_free<C: Content>(core: &Core<C>) -> bool {
+    core.attempts.were_slots_free_since(core.session.now.at.saturating_sub(FREE_FOR))
 }
 
 /// Cuts windows of blocked lanes and, if the index is full, large windows. While the backend is
@@ -106,7 +97,8 @@ fn cut_blocked<C: Content>(core: &mut Core<C>, is_full: bool) {
     if is_stopped && has_unfailed(core) {
         return;
     }
-    let large = u32::try_from(most / WEBHOOK_BYTES / LARGE_PART).unwrap_or(u32::MAX);
+    let part = if are_slots_free(core) { LONG_PART } else { LARGE_PART };
+    let large = u32::try_from(most / WEBHOOK_BYTES / part).unwrap_or(u32::MAX);
     let mut candidates: Vec<(bool, u32, LaneKey)> = Vec::new();
     for (key, lane) in core.queue.lanes.iter() {
         let count = lane.window.count;
@@ -117,10 +109,15 @@ fn cut_blocked<C: Content>(core: &mut Core<C>, is_full: bool) {
     }
     candidates.sort_unstable_by(|a, b| b.cmp(a));
     shed_rows(core);
-    for (_, _, key) in candidates {
-        while is_over_cut(core) && cut(core, key, Duration::ZERO) {}
+    for (is_blocked, _, key) in candidates {
+        let least = if is_blocked { 0 } else { large };
+        while is_over_cut(core) && is_longer(core, key, least) && cut(core, key, Duration::ZERO) {}
     }
     shed_rows(core);
+}
+
+fn is_longer<C: Content>(core: &Core<C>, key: LaneKey, least: u32) -> bool {
+    core.queue.lanes.get(key).is_some_and(|lane| lane.window.count > least)
 }
 
 /// True if the backend may be probed with a lane that has not failed since it was stopped.
@@ -217,8 +214,13 @@ fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> boo
     if lane.reading.is_some() || lane.window.count < 2 || is_kept {
         return false;
     }
+    cut_to(core, key, lane.window.count / 2, refill_at)
+}
+
+/// Cuts off all but the oldest `keep` webhooks of a window, and those after them that must stay.
+fn cut_to<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32, refill_at: Duration) -> bool {
+    let Some(lane) = core.queue.lanes.get(key) else { return false };
     let may_send = may_send(core, lane);
-    let keep = lane.window.count / 2;
     let newest = core.queue.index.nodes.back(&lane.window).map(|(_, node)| node.position);
     let mut dropped = Vec::new();
     while let Some(resource) = drop_newest(core, key, keep, may_send) {
@@ -241,6 +243,21 @@ fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> boo
     core.counts.cuts += 1;
     core.queue.lanes.list(key);
     true
+}
+
+/// Cuts off what is not needed to try a blocked lane that was read past the limit of the index.
+pub(crate) fn cut_untried<C: Content>(core: &mut Core<C>, key: LaneKey) {
+    let index = &core.queue.index;
+    let Some(lane) = core.queue.lanes.get(key) else { return };
+    let is_tried = core.queue.unread.kept.contains(&key) && core.queue.unread.reading != Some(key);
+    if !is_tried || has_room(core, true) || !gate::is_blocked(core, lane) {
+        return;
+    }
+    let is_ready = |resource| index.state(resource) == Some(HeadState::Ready);
+    let first = index.nodes.window(&lane.window).position(|(_, node)| is_ready(node.resource));
+    if let Some(first) = first {
+        cut_to(core, key, key_of(first) + TRIED, Duration::ZERO);
+    }
 }
 
 /// Makes a resource wait that was ready, and whose recorded lead was cut off.

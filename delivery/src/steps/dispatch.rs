@@ -21,7 +21,11 @@ pub(crate) fn dispatch_turns<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
     let now = core.session.now.at;
     let is_crowded = core.attempts.is_crowded(core.limiter.concurrency(now));
     core.attempts.proven.look(is_crowded, now);
-    while gate::may_begin(core).is_ok() {
+    loop {
+        if gate::may_begin(core).is_err() {
+            core.attempts.note_waiting_turn(now);
+            break;
+        }
         let Some(turn) = turns::next_turn(core) else { break };
         let is_holding = !core.backend.is_stopped() && slots::is_holding_slots(core, turn.shop);
         if slots::ensure_slot(core, &turn, is_holding).is_err() {
@@ -31,6 +35,7 @@ pub(crate) fn dispatch_turns<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
                 core.queue.shops.set_aside(turn.shop);
                 continue;
             }
+            core.attempts.note_waiting_turn(now);
             // The first one that waits goes first. A lane that was called is asked again.
             if core.waiting_turn.is_some() {
                 core.queue.place_by_head(turn.resource, core.session.now.at);

@@ -4,6 +4,7 @@
 //! cut or the pack was moved during a read, the data is read again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
@@ -26,6 +27,12 @@ const FEW_LOOKS_MAX: usize = 64;
 
 const MANY_LOOKS_MAX: usize = 16;
 
+/// Lanes of each kind that are checked in addition for each millisecond since the last event, up to
+/// [`LOOKS_FOR`]. So thousands that have to wait delay no other for long, however few events there are.
+const LOOKS_A_MS: usize = 40;
+
+const LOOKS_FOR: Duration = Duration::from_millis(50);
+
 /// Most lanes of each kind for which the main stream is searched in vain, because it may be long.
 const SEARCHES_MAX: usize = 8;
 
@@ -47,8 +54,10 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
     {
         effects.extend(read_window(core, key, &mut searches[0]));
     }
-    let many = core.queue.lanes.listed(false).min(MANY_LOOKS_MAX);
-    let few = core.queue.lanes.listed(true).min(FEW_LOOKS_MAX);
+    let more = core.queue.lanes.looks_after(core.session.now.at).min(LOOKS_FOR);
+    let more = LOOKS_A_MS * usize::try_from(more.as_millis()).unwrap_or_default();
+    let many = core.queue.lanes.listed(false).min(MANY_LOOKS_MAX + more);
+    let few = core.queue.lanes.listed(true).min(FEW_LOOKS_MAX + more);
     for has_few in (0..many).map(|_| false).chain((0..few).map(|_| true)) {
         if !core.reading.chunks.may_begin(has_few) {
             continue;
@@ -68,7 +77,8 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         let waits = lane.window.count > 0 && (is_paused || !has_time || !has_room);
         let is_awaited = core.queue.unread.reading == Some(key);
         let must_wait = is_paused || !(has_time || is_awaited) || !cut::must_know_more(core, key);
-        if waits && must_wait {
+        let may_try = !is_paused && has_time;
+        if waits && must_wait && !(may_try && unread::tries(core, key)) {
             core.session.is_refill_due |= !is_paused && has_time && !is_blocked;
             core.queue.lanes.list(key);
             continue;
@@ -177,9 +187,20 @@ pub(crate) fn chunks_read<C: Content>(
     if !write_off(core, key) {
         return Some(Effect::Restart(CHUNK_GONE));
     }
-    core.queue.lanes.list(key);
+    list_again(core, key);
+    cut::cut_untried(core, key);
     cut::make_room(core);
     None
+}
+
+/// Lists a lane of which something was read: before all others, if more of it can be sent.
+fn list_again<C: Content>(core: &mut Core<C>, key: LaneKey) {
+    let Some(lane) = core.queue.lanes.get(key) else { return };
+    if core.backend.is_stopped() || gate::is_blocked(core, lane) {
+        core.queue.lanes.list(key);
+    } else {
+        core.queue.lanes.list_first(key);
+    }
 }
 
 /// Skips a chunk that cannot be read. If this leader has read some of it before, the leader

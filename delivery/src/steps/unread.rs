@@ -12,7 +12,7 @@ use spillway_webhook::position::Position;
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::{LaneKey, ResourceKey, usize_of};
+use crate::state::index::{LaneKey, ResourceKey, key_of, usize_of};
 use crate::state::lane::Lane;
 use crate::state::queue_view::{QueueView, UNREAD_FEW};
 use crate::state::resource::HeadState;
@@ -21,8 +21,27 @@ use crate::steps::{cut, gate};
 /// Below 1/`PART` of the index, another lane is chosen.
 const PART: usize = 8;
 
-/// Time between two choices, if many resources wait for their leads.
+/// Lanes that are not blocked use up to 1/`TRIES_PART` of the index past its limit for something to try.
+const TRIES_PART: usize = 16;
+
+/// Time for which a lane keeps its place while something else of it is sent, or waits for a probe.
+const BUSY_MAX: Duration = Duration::from_secs(2);
+
+/// Time between two choices, if many resources wait for their leads. It grows by the same time for every
+/// [`LOOK_PART`] of them.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LOOK_PART: usize = 1000;
+
+/// Time between two reads past the limit for something to try: of all lanes, and of those that flow. Each
+/// read takes room until the window is cut.
+const TRY_EVERY: Duration = Duration::from_millis(100);
+const TRY_FLOWING_EVERY: Duration = Duration::from_millis(10);
+
+/// Time since a delivery for which a lane counts as one that flows.
+const FLOWS_WITHIN: Duration = Duration::from_secs(1);
+
+/// Time between two such reads of one lane that does not flow.
+const TRY_AGAIN: Duration = Duration::from_secs(10);
 
 /// Chooses the lane that is read past the limit of the index, and those that are not cut.
 pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
@@ -40,10 +59,17 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
         lane.is_some_and(|lane| is_kept(core, *key, lane, &waiting))
     });
     let mut reading = unread.reading.filter(|key| kept.contains(key) && waiting.contains(key));
+    let mut idle_at = unread.idle_at;
+    if reading.and_then(|key| core.queue.lanes.get(key)).is_some_and(is_idle) {
+        idle_at = now;
+    } else if now >= idle_at + BUSY_MAX
+        && let Some(key) = reading.take()
+    {
+        kept.remove(&key);
+    }
     if reading.is_none() {
-        let windows = kept.iter().filter_map(|key| core.queue.lanes.get(*key));
-        let taken: usize = windows.map(|lane| usize_of(lane.window.count)).sum();
-        let has_room = taken * cut::WEBHOOK_BYTES < core.config.index_bytes / PART;
+        idle_at = now;
+        let has_room = has_room(core, &kept);
         let may_go = |key: &LaneKey| {
             let lane = core.queue.lanes.get(*key);
             lane.filter(|lane| is_idle(lane) && is_open(core, lane)).is_some_and(|lane| {
@@ -55,11 +81,57 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
     kept.extend(reading);
     let unread = &mut core.queue.unread;
     unread.last = reading.or(unread.last);
-    (unread.reading, unread.kept, unread.looks_at) = (reading, kept, now + LOOK_EVERY);
+    unread.looks_at = now + look_every(unread.resources.len());
+    (unread.reading, unread.kept, unread.idle_at) = (reading, kept, idle_at);
+}
+
+/// Time between two looks at this many resources.
+pub(crate) fn look_every(resources: usize) -> Duration {
+    LOOK_EVERY * (1 + key_of(resources / LOOK_PART))
+}
+
+/// True if more of a lane is read past the limit of the index for something to try: it may be sent, as
+/// far as its shop and lane are concerned, and nothing that is indexed of it can be. What is indexed may be
+/// the only part of it that fails.
+pub(crate) fn tries<C: Content>(core: &mut Core<C>, key: LaneKey) -> bool {
+    let now = core.session.now.at;
+    let most = core.config.index_bytes;
+    let lane = core.queue.lanes.get(key).filter(|lane| is_idle(lane) && is_open(core, lane));
+    let Some(lane) = lane else { return false };
+    let is_flowing = lane.flow.has_succeeded_since(now.saturating_sub(FLOWS_WITHIN));
+    let is_blocked = core.backend.is_stopped() || gate::is_blocked(core, lane);
+    let limit = if is_blocked { most } else { most + most / TRIES_PART };
+    let class = usize::from(is_flowing);
+    let kept = &core.queue.unread.kept;
+    let is_read =
+        |key: &LaneKey| core.queue.lanes.get(*key).is_some_and(|lane| lane.reading.is_some());
+    if now < core.queue.unread.tries_at[class]
+        || core.queue.bytes() >= limit
+        || kept.iter().any(is_read)
+        || !has_room(core, kept)
+    {
+        return false;
+    }
+    let every = if is_flowing { TRY_FLOWING_EVERY } else { TRY_EVERY };
+    core.queue.unread.tries_at[class] = now + every;
+    // What is read is not cut before it is tried.
+    core.queue.unread.kept.insert(key);
+    let rest = core.queue.lanes.get_mut(key).and_then(|lane| lane.rest.as_mut());
+    if let Some(rest) = rest.filter(|_| !is_flowing) {
+        rest.refill_at = now + TRY_AGAIN;
+    }
+    true
+}
+
+/// True if windows that are not cut leave room for others.
+fn has_room<C: Content>(core: &Core<C>, kept: &BTreeSet<LaneKey>) -> bool {
+    let windows = kept.iter().filter_map(|key| core.queue.lanes.get(*key));
+    let taken: usize = windows.map(|lane| usize_of(lane.window.count)).sum();
+    taken * cut::WEBHOOK_BYTES < core.config.index_bytes / PART
 }
 
 /// True if a lane is still not to be cut: it is being read, or it is read and waits for others of its
-/// shop, or its lead waits for its turn. A lane that flows is cut only behind a lead that is sent next.
+/// shop, or what is ready waits for its turn. A lane that flows is cut only behind a lead that is sent next.
 fn is_kept<C: Content>(
     core: &Core<C>,
     key: LaneKey,
@@ -67,7 +139,8 @@ fn is_kept<C: Content>(
     waiting: &BTreeSet<LaneKey>,
 ) -> bool {
     let is_sent_next = !lane.ready.is_empty() && !lane.flow.is_at_work();
-    (waiting.contains(&key) && lane.ready.is_empty())
+    lane.reading.is_some()
+        || (waiting.contains(&key) && lane.ready.is_empty())
         || (is_sent_next && !cut::may_send(core, lane))
         || has_any_lane(&core.queue, lane, waiting)
 }
@@ -136,7 +209,7 @@ mod tests {
     use crate::config::{Config, Tuning};
     use crate::event::Loaded;
     use crate::state::backoff::Backoff;
-    use crate::state::index::{IndexEntry, key_of};
+    use crate::state::index::IndexEntry;
     use crate::state::lane::Rest;
     use crate::state::seen::DedupWindow;
     use crate::state::shop::ShopBounds;
@@ -240,6 +313,20 @@ mod tests {
         core.queue.shops.stop(HashSet::from([1]));
         choose_lane(&mut core);
         assert_eq!(core.queue.unread.reading, Some(lanes[2]), "{lanes:?}");
+    }
+
+    #[test]
+    fn a_lane_that_waits_for_a_probe_gives_up_its_place() {
+        let (mut core, lanes) = core(&[2, 2]);
+        choose_lane(&mut core);
+        core.queue.lanes.get_mut(lanes[0]).expect("lane").flow.in_flight = 1;
+        for (at, reading) in [(BUSY_MAX / 2, lanes[0]), (BUSY_MAX, lanes[1])] {
+            core.session.now.at = at;
+            choose_lane(&mut core);
+            assert_eq!(core.queue.unread.reading, Some(reading));
+        }
+        assert_eq!(core.queue.unread.kept, BTreeSet::from([lanes[1]]));
+        assert_eq!([0, 40_000].map(look_every), [LOOK_EVERY, 41 * LOOK_EVERY]);
     }
 
     #[test]
