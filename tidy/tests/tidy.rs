@@ -18,7 +18,8 @@ const TUPLE_LETS_MAX: f64 = 0.3;
 const CASTS_MAX: f64 = 2.0;
 const ASSERTIONS_MIN: f64 = 1.0;
 const TRACKED_MAX: usize = 900;
-const TRACKED_BYTES_MAX: u64 = 5_000_000;
+/// A clone of 5 MB, as `du --human-readable` counts them.
+const TRACKED_BYTES_MAX: u64 = 5 << 20;
 
 /// Collects what `rule` finds in each product source, with its path.
 fn findings(rule: impl Fn(&Source) -> Vec<String>) -> Vec<String> {

@@ -3,6 +3,8 @@
 //! Lanes with few webhooks and lanes with many are counted separately, so that neither waits for
 //! the other. Otherwise two hundred thousand lanes of one webhook would block a lane of a million.
 
+use std::time::Duration;
+
 /// Raw bytes that are read at once for each kind of lane, estimated from the size of recent chunks.
 const BYTES: usize = 32 << 20;
 const BYTES_AT_FIRST: usize = 1 << 20;
@@ -25,11 +27,13 @@ pub(crate) struct ChunkReads {
     many: u32,
     /// Raw bytes of the largest recent chunk.
     bytes: usize,
+    /// Time at which lanes were last checked for chunks to read.
+    looked_at: Duration,
 }
 
 impl Default for ChunkReads {
     fn default() -> Self {
-        Self { few: 0, many: 0, bytes: BYTES_AT_FIRST }
+        Self { few: 0, many: 0, bytes: BYTES_AT_FIRST, looked_at: Duration::ZERO }
     }
 }
 
@@ -50,6 +54,16 @@ impl ChunkReads {
         let under_way = self.under_way(has_few);
         debug_assert!(*under_way >= count, "BUG: more reads end than begin");
         *under_way = under_way.saturating_sub(count);
+    }
+
+    /// Time since lanes were last checked, or zero within a millisecond. Notes that they are checked now.
+    pub(crate) fn looks_after(&mut self, now: Duration) -> Duration {
+        let since = now.saturating_sub(self.looked_at);
+        if since < Duration::from_millis(1) {
+            return Duration::ZERO;
+        }
+        self.looked_at = now;
+        since
     }
 
     /// Notes the raw bytes of a chunk that was read.

@@ -269,6 +269,12 @@ impl Lane {
             && self.reading.is_none()
     }
 
+    /// Marks the lane as listed to be read. Returns the list, or nothing if it is there.
+    pub(crate) fn enlist(&mut self) -> Option<bool> {
+        let has_few = self.has_few();
+        (self.listed.replace(has_few) != Some(has_few)).then_some(has_few)
+    }
+
     /// True if few webhooks of the lane wait in chunks, or none.
     pub(crate) fn has_few(&self) -> bool {
         self.stored.as_ref().is_none_or(|stored| stored.waiting <= FEW)

@@ -24,9 +24,7 @@ pub(crate) struct Lanes {
     lanes: Slab<Lane>,
     by_hash: ByHash<LaneKey>,
     /// Lanes to read more of: first those with many webhooks in chunks, then those with few.
-    to_refill: [VecDeque<LaneKey>; 2],
-    /// Time of the last check of these.
-    looked_at: Duration,
+    pub to_refill: [VecDeque<LaneKey>; 2],
     /// Lanes to check again.
     due: BinaryHeap<Reverse<(Duration, LaneKey)>>,
     /// Bytes of positions and rows of chunks.
@@ -244,34 +242,16 @@ impl Lanes {
 
     /// Lists a lane among those to read more of.
     pub(crate) fn list(&mut self, key: LaneKey) {
-        if let Some(has_few) = self.newly_listed(key) {
+        if let Some(has_few) = self.get_mut(key).and_then(Lane::enlist) {
             self.to_refill[usize::from(has_few)].push_back(key);
         }
     }
 
     /// Lists a lane before the others.
     pub(crate) fn list_first(&mut self, key: LaneKey) {
-        if let Some(has_few) = self.newly_listed(key) {
+        if let Some(has_few) = self.get_mut(key).and_then(Lane::enlist) {
             self.to_refill[usize::from(has_few)].push_front(key);
         }
-    }
-
-    /// Marks a lane as listed. Returns the list, or nothing if it is listed there.
-    fn newly_listed(&mut self, key: LaneKey) -> Option<bool> {
-        let lane = self.lanes.get_mut(usize_of(key))?;
-        let has_few = lane.has_few();
-        (lane.listed.replace(has_few) != Some(has_few)).then_some(has_few)
-    }
-
-    /// Time since the listed lanes were last checked, in whole milliseconds. Notes that they are checked
-    /// now.
-    pub(crate) fn looks_after(&mut self, now: Duration) -> Duration {
-        let since = now.saturating_sub(self.looked_at);
-        if since < Duration::from_millis(1) {
-            return Duration::ZERO;
-        }
-        self.looked_at = now;
-        since
     }
 
     /// Takes the next lane to read more of: one with few webhooks in chunks, or one of the others.
@@ -285,10 +265,5 @@ impl Lanes {
                 return Some(key);
             }
         }
-    }
-
-    /// Number of listed lanes.
-    pub(crate) fn listed(&self, has_few: bool) -> usize {
-        self.to_refill[usize::from(has_few)].len()
     }
 }

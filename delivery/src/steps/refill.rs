@@ -3,7 +3,7 @@
 //! The rest of a lane is read from its chunks first, then from the main stream. If the window was
 //! cut or the pack was moved during a read, the data is read again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use spillway_webhook::StreamId;
@@ -54,10 +54,11 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
     {
         effects.extend(read_window(core, key, &mut searches[0]));
     }
-    let more = core.queue.lanes.looks_after(core.session.now.at).min(LOOKS_FOR);
-    let more = LOOKS_A_MS * usize::try_from(more.as_millis()).unwrap_or_default();
-    let many = core.queue.lanes.listed(false).min(MANY_LOOKS_MAX + more);
-    let few = core.queue.lanes.listed(true).min(FEW_LOOKS_MAX + more);
+    let since = core.reading.chunks.looks_after(core.session.now.at).min(LOOKS_FOR);
+    let more = LOOKS_A_MS * usize::try_from(since.as_millis()).unwrap_or_default();
+    let [many, few] = core.queue.lanes.to_refill.each_ref().map(VecDeque::len);
+    let many = many.min(MANY_LOOKS_MAX + more);
+    let few = few.min(FEW_LOOKS_MAX + more);
     for has_few in (0..many).map(|_| false).chain((0..few).map(|_| true)) {
         if !core.reading.chunks.may_begin(has_few) {
             continue;
