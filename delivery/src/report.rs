@@ -47,7 +47,8 @@ impl<C: Content> Core<C> {
             is_paused: limit == 0 || self.controls.pauses.is_all() || self.backend.is_stopped(),
             is_refusing: self.backend.is_refusing(),
             is_down: self.backend.is_down(),
-            is_index_full: self.session.is_index_full,
+            is_index_full: self.session.is_index_full
+                && self.queue.bytes() >= self.config.index_bytes,
             index_bytes: self.queue.bytes(),
             lanes: self.queue.lanes.iter().len(),
             stored: self.queue.lanes.waiting(),

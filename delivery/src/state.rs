@@ -61,6 +61,8 @@ pub(crate) struct LeaderSession {
     pub is_index_full: bool,
     /// Set while a lane that could be sent waits for room to be read.
     pub is_refill_due: bool,
+    /// Time until which such lanes count as waiting.
+    pub refill_due_until: Duration,
     /// State of the random number generator.
     pub chance: u64,
     /// Earliest estimate of the leader's start on Redis' clock, in milliseconds since the Unix

@@ -44,6 +44,11 @@ impl ChunkReads {
         (under_way as usize) < (BYTES / self.bytes.max(1)).clamp(LEAST, most as usize)
     }
 
+    /// True if any read is under way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.few + self.many > 0
+    }
+
     /// Notes that `count` more reads are under way.
     pub(crate) fn begin(&mut self, has_few: bool, count: u32) {
         *self.under_way(has_few) += count;

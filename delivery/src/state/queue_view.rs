@@ -30,23 +30,27 @@ pub(crate) const LEAD_BYTES: usize = 40;
 /// Number of resources waiting for their recorded lead up to which all are checked after each read.
 pub(crate) const UNREAD_FEW: usize = 64;
 
-/// Resources whose recorded lead is not indexed yet.
+/// Lanes that are read although the index has no room.
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
+    /// Resources whose recorded lead is not indexed yet.
     pub resources: Vec<ResourceKey>,
-    /// Lane that is read up to such leads although the index has no room.
+    /// Lanes of which nothing that is indexed can be sent, though something else might.
+    pub untried: Vec<LaneKey>,
+    /// Lane that is read.
     pub reading: Option<LaneKey>,
+    /// True if it is read for something to try, and not for a lead.
+    pub is_trying: bool,
+    /// Time since which it has the place, if it tries, or at which nothing of it could be sent.
+    pub since: Duration,
     /// Lanes that are not cut, because they were read in this way and a lead waits for its turn.
     pub kept: BTreeSet<LaneKey>,
-    /// Time at which nothing of that lane could be sent, so that it was to be read on.
-    pub idle_at: Duration,
     /// Lane that was chosen last.
     pub last: Option<LaneKey>,
     /// Time of the next choice, if there are many resources.
     pub looks_at: Duration,
-    /// Time before which no lane is read past the limit of the index for something to try: of those that
-    /// do not flow, and of those that do.
-    pub tries_at: [Duration; 2],
+    /// Time of the next scan for lanes to try.
+    pub scans_at: Duration,
 }
 
 /// All that a leader knows of the queue.

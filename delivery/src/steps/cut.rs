@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, key_of, usize_of};
+use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
 use crate::state::lane::{Lane, Rest};
 use crate::state::queue_view::QueueView;
 use crate::state::resource::{HeadState, Step};
-use crate::steps::gate;
+use crate::steps::{gate, unread};
 use crate::turn::Blocked;
 
 /// A lane that flows is chosen for a cut if its window holds more than 1/`LARGE_PART` of the index, or
@@ -28,15 +28,19 @@ const CUT_LANES: u32 = 10_000;
 /// Approximate bytes of one indexed webhook.
 pub(crate) const WEBHOOK_BYTES: usize = 150;
 
+/// In the turn of lanes that wait for room, the main stream leaves 1/`FILL_PART` of the index to them, and
+/// they may exceed the limit by as much.
+const FILL_PART: usize = 16;
+
+/// Time after a lane had to wait in which others may be found that wait, too.
+const REFILL_DUE_FOR: Duration = Duration::from_secs(2);
+
 /// Time for which slots must be free.
 const FREE_FOR: Duration = Duration::from_secs(1);
 
 /// Time between two scans for windows in which most webhooks wait for retries. A scan goes through
 /// all of them.
 const STUCK_EVERY: Duration = Duration::from_secs(1);
-
-/// Webhooks that are left of those that are read to try a blocked lane.
-const TRIED: u32 = 4;
 
 /// Time after which such a window is filled again. The webhooks that follow may be retries, too.
 const REFILL_AFTER: Duration = Duration::from_secs(10);
@@ -46,6 +50,31 @@ const REFILL_AFTER: Duration = Duration::from_secs(10);
 pub(crate) fn has_room<C: Content>(core: &Core<C>, is_blocked: bool) -> bool {
     let eighths = if is_blocked { 6 } else { 7 };
     core.queue.bytes() < core.config.index_bytes / 8 * eighths
+}
+
+/// True if a window may be filled. Windows of lanes that are not blocked have room beyond that limit in
+/// every other second while one waits for it, even if the index is full and nothing else of the lane can
+/// be sent.
+pub(crate) fn may_fill<C: Content>(core: &Core<C>, lane: &Lane, is_blocked: bool) -> bool {
+    let most = core.config.index_bytes;
+    let limit = if unread::is_idle(lane) { most + most / FILL_PART } else { most };
+    // One read at a time: nobody knows how much it brings.
+    let is_read = core.reading.chunks.is_under_way() || !core.reading.rests.is_empty();
+    let is_next = !is_blocked && is_refill_turn(core) && core.queue.bytes() < limit && !is_read;
+    is_next || has_room(core, is_blocked)
+}
+
+/// True in every other second while a lane that could be sent waits for room. Then the main stream leaves
+/// some to such lanes. Otherwise either would take all that becomes free.
+fn is_refill_turn<C: Content>(core: &Core<C>) -> bool {
+    let now = core.session.now.at;
+    now < core.session.refill_due_until && now.as_secs() % 2 == 1
+}
+
+/// Notes that a lane that could be sent waits for room.
+pub(crate) fn note_refill_due<C: Content>(core: &mut Core<C>) {
+    core.session.is_refill_due = true;
+    core.session.refill_due_until = core.session.now.at + REFILL_DUE_FOR;
 }
 
 /// Cuts windows when the index is full. Windows of blocked lanes are cut first, then windows
@@ -62,11 +91,12 @@ pub(crate) fn make_room<C: Content>(core: &mut Core<C>) {
         core.session.looks.unfilled_at = now + every(core, CUT_UNFILLED_EVERY);
         cut_windows(core, false);
     }
-    core.session.is_index_full = core.queue.bytes() >= most;
+    let limit = if is_refill_turn(core) { most - most / FILL_PART } else { most };
+    core.session.is_index_full = core.queue.bytes() >= limit;
 }
 
 /// Time between two scans of all lanes.
-fn every<C: Content>(core: &Core<C>, time: Duration) -> Duration {
+pub(crate) fn every<C: Content>(core: &Core<C>, time: Duration) -> Duration {
     let lanes = u32::try_from(core.queue.lanes.iter().len()).unwrap_or(u32::MAX);
     time + time * (lanes / CUT_LANES)
 }
@@ -79,7 +109,7 @@ fn cut_windows<C: Content>(core: &mut Core<C>, is_full: bool) {
 }
 
 /// True if slots are free: what is indexed is slower than the backend.
-pub(crate) fn are_slots_free<C: Content>(core: &Core<C>) -> bool {
+fn are_slots_free<C: Content>(core: &Core<C>) -> bool {
     core.attempts.were_slots_free_since(core.session.now.at.saturating_sub(FREE_FOR))
 }
 
@@ -214,13 +244,8 @@ fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> boo
     if lane.reading.is_some() || lane.window.count < 2 || is_kept {
         return false;
     }
-    cut_to(core, key, lane.window.count / 2, refill_at)
-}
-
-/// Cuts off all but the oldest `keep` webhooks of a window, and those after them that must stay.
-fn cut_to<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32, refill_at: Duration) -> bool {
-    let Some(lane) = core.queue.lanes.get(key) else { return false };
     let may_send = may_send(core, lane);
+    let keep = lane.window.count / 2;
     let newest = core.queue.index.nodes.back(&lane.window).map(|(_, node)| node.position);
     let mut dropped = Vec::new();
     while let Some(resource) = drop_newest(core, key, keep, may_send) {
@@ -243,21 +268,6 @@ fn cut_to<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32, refill_at: Du
     core.counts.cuts += 1;
     core.queue.lanes.list(key);
     true
-}
-
-/// Cuts off what is not needed to try a blocked lane that was read past the limit of the index.
-pub(crate) fn cut_untried<C: Content>(core: &mut Core<C>, key: LaneKey) {
-    let index = &core.queue.index;
-    let Some(lane) = core.queue.lanes.get(key) else { return };
-    let is_tried = core.queue.unread.kept.contains(&key) && core.queue.unread.reading != Some(key);
-    if !is_tried || has_room(core, true) || !gate::is_blocked(core, lane) {
-        return;
-    }
-    let is_ready = |resource| index.state(resource) == Some(HeadState::Ready);
-    let first = index.nodes.window(&lane.window).position(|(_, node)| is_ready(node.resource));
-    if let Some(first) = first {
-        cut_to(core, key, key_of(first) + TRIED, Duration::ZERO);
-    }
 }
 
 /// Makes a resource wait that was ready, and whose recorded lead was cut off.

@@ -19,12 +19,10 @@ use crate::state::lane::{IndexedChunk, Stored};
 use crate::state::main_stream::{Advance, MainPack, MainStream, bytes_for};
 use crate::state::mover::LOOK_EVERY;
 use crate::state::resource::HeadState;
-use crate::steps::{cut, gate, time};
+use crate::steps::{gate, time};
 
-/// Rows of packs may take 1/`ROWS_PART` of the index, and 1/`ROWS_PART_FULL` while it is full and slots
-/// are free.
+/// Rows of packs may take 1/`ROWS_PART` of the index.
 const ROWS_PART: usize = 8;
-const ROWS_PART_FULL: usize = 64;
 
 /// A pack that the previous leader had read moves after 1/`AGAIN_PART` of `PARK_AFTER`, because it
 /// waited under that leader, too.
@@ -88,9 +86,7 @@ fn is_due<C: Content>(core: &Core<C>, pack: &MainPack) -> bool {
 }
 
 fn are_rows_many<C: Content>(core: &Core<C>) -> bool {
-    let is_crowded = core.session.is_index_full && cut::are_slots_free(core);
-    let part = if is_crowded { ROWS_PART_FULL } else { ROWS_PART };
-    core.queue.main.bytes() > core.config.index_bytes / part
+    core.queue.main.bytes() > core.config.index_bytes / ROWS_PART
 }
 
 /// True if at least four fifths of all after the cursor are settled.

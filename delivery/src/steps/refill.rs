@@ -74,13 +74,14 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
             && gate::shop_gate(core, lane.shop) == Err(Blocked::ShopPaused);
         let has_time = lane.rest.as_ref().is_none_or(|rest| rest.refill_at <= core.session.now.at);
         let is_blocked = core.backend.is_stopped() || gate::is_blocked(core, lane);
-        let has_room = cut::has_room(core, is_blocked);
+        let has_room = cut::may_fill(core, lane, is_blocked);
         let waits = lane.window.count > 0 && (is_paused || !has_time || !has_room);
         let is_awaited = core.queue.unread.reading == Some(key);
         let must_wait = is_paused || !(has_time || is_awaited) || !cut::must_know_more(core, key);
-        let may_try = !is_paused && has_time;
-        if waits && must_wait && !(may_try && unread::tries(core, key)) {
-            core.session.is_refill_due |= !is_paused && has_time && !is_blocked;
+        if !is_paused && has_time && !is_blocked && !cut::has_room(core, false) {
+            cut::note_refill_due(core);
+        }
+        if waits && must_wait {
             core.queue.lanes.list(key);
             continue;
         }
@@ -189,7 +190,6 @@ pub(crate) fn chunks_read<C: Content>(
         return Some(Effect::Restart(CHUNK_GONE));
     }
     list_again(core, key);
-    cut::cut_untried(core, key);
     cut::make_room(core);
     None
 }

@@ -1,8 +1,10 @@
-//! Reads lanes up to their recorded leads although the index has no room.
+//! Reads lanes past the limit of the index, one at a time.
 //!
 //! A window may be cut before a recorded lead. Its resource then waits until the lane is read up to
-//! the lead again, and for that there may never be room. So one lane at a time is read past the limit
-//! of the index. Unless it is blocked meanwhile, it is not cut until the lead is sent. Another lane is
+//! the lead again. Of another lane, that is blocked, only webhooks that fail may be indexed, while those
+//! behind them would succeed. For either, there may never be room. So one lane at a time has a place past
+//! the limit: it is read on while nothing of it can be sent. A lane up to its lead, which is then not cut
+//! until the lead is sent, unless the lane is blocked meanwhile; another one for [`TRY_FOR`]. The next one is
 //! chosen while these windows hold less than 1/[`PART`] of the index, or if its shop has two key schemes.
 
 use std::collections::BTreeSet;
@@ -21,54 +23,53 @@ use crate::steps::{cut, gate};
 /// Below 1/`PART` of the index, another lane is chosen.
 const PART: usize = 8;
 
-/// Lanes that are not blocked use up to 1/`TRIES_PART` of the index past its limit for something to try.
-const TRIES_PART: usize = 16;
+/// A lane is read up to 1/`TRIED_PART` of the index past its limit for something to try.
+const TRIED_PART: usize = 16;
 
-/// Time for which a lane keeps its place while something else of it is sent, or waits for a probe.
+/// Time for which a lane that waits for a lead keeps the place while something else of it is sent, or
+/// waits for a probe.
 const BUSY_MAX: Duration = Duration::from_secs(2);
 
-/// Time between two choices, if many resources wait for their leads. It grows by the same time for every
-/// [`LOOK_PART`] of them.
+/// Time for which a lane has the place for something to try. If that succeeds, more is read.
+const TRY_FOR: Duration = Duration::from_secs(2);
+
+/// Time between two choices, if many resources wait for their leads, and between two scans of the lanes for
+/// those to try. The former grows by the same time for every [`LOOK_PART`] of them.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-const LOOK_PART: usize = 1000;
+const LOOK_PART: usize = 10_000;
 
-/// Time between two reads past the limit for something to try: of all lanes, and of those that flow. Each
-/// read takes room until the window is cut.
-const TRY_EVERY: Duration = Duration::from_millis(100);
-const TRY_FLOWING_EVERY: Duration = Duration::from_millis(10);
-
-/// Time since a delivery for which a lane counts as one that flows.
-const FLOWS_WITHIN: Duration = Duration::from_secs(1);
-
-/// Time between two such reads of one lane that does not flow.
-const TRY_AGAIN: Duration = Duration::from_secs(10);
+/// Lanes to try that one scan finds.
+const FOUND_MAX: usize = 64;
 
 /// Chooses the lane that is read past the limit of the index, and those that are not cut.
 pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
     let now = core.session.now.at;
+    find_untried(core);
     let unread = &core.queue.unread;
-    let is_over = unread.resources.is_empty() || cut::has_room(core, true);
+    let has_none = unread.resources.is_empty() && unread.untried.is_empty();
     let is_many = unread.resources.len() > UNREAD_FEW;
-    if (unread.kept.is_empty() && is_over) || (is_many && now < unread.looks_at) {
+    if (unread.kept.is_empty() && (has_none || cut::has_room(core, true)))
+        || (is_many && now < unread.looks_at)
+    {
         return;
     }
     let waiting = lanes_unread(&core.queue);
+    let mut reading = unread.reading.filter(|key| keeps_place(core, *key, &waiting));
+    let is_late = |key| reading.is_none() && (unread.is_trying || waiting.contains(&key));
+    let late = unread.reading.filter(|key| is_late(*key));
     let mut kept = unread.kept.clone();
     kept.retain(|key| {
         let lane = core.queue.lanes.get(*key).filter(|lane| is_open(core, lane));
-        lane.is_some_and(|lane| is_kept(core, *key, lane, &waiting))
+        let is_kept = lane.is_some_and(|lane| is_kept(core, *key, lane, &waiting));
+        reading == Some(*key) || (is_kept && late != Some(*key))
     });
-    let mut reading = unread.reading.filter(|key| kept.contains(key) && waiting.contains(key));
-    let mut idle_at = unread.idle_at;
-    if reading.and_then(|key| core.queue.lanes.get(key)).is_some_and(is_idle) {
-        idle_at = now;
-    } else if now >= idle_at + BUSY_MAX
-        && let Some(key) = reading.take()
-    {
-        kept.remove(&key);
+    let mut is_trying = unread.is_trying;
+    let is_idle_now = |key: &LaneKey| core.queue.lanes.get(*key).is_some_and(is_idle);
+    let mut since = unread.since;
+    if reading.is_some_and(|key| !is_trying && is_idle_now(&key)) {
+        since = now;
     }
     if reading.is_none() {
-        idle_at = now;
         let has_room = has_room(core, &kept);
         let may_go = |key: &LaneKey| {
             let lane = core.queue.lanes.get(*key);
@@ -76,13 +77,18 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
                 has_room || kept.is_empty() || has_any_lane(&core.queue, lane, &kept)
             })
         };
-        reading = next_after(unread.last, waiting.into_iter().filter(may_go));
+        let untried = unread.untried.iter().filter(|key| is_untried(core, **key));
+        let all = waiting.iter().chain(untried).copied();
+        reading = next_after(unread.last, all.filter(may_go));
+        is_trying = reading.is_some_and(|key| !waiting.contains(&key));
+        since = now;
     }
     kept.extend(reading);
     let unread = &mut core.queue.unread;
     unread.last = reading.or(unread.last);
     unread.looks_at = now + look_every(unread.resources.len());
-    (unread.reading, unread.kept, unread.idle_at) = (reading, kept, idle_at);
+    (unread.reading, unread.kept) = (reading, kept);
+    (unread.is_trying, unread.since) = (is_trying, since);
 }
 
 /// Time between two looks at this many resources.
@@ -90,37 +96,55 @@ pub(crate) fn look_every(resources: usize) -> Duration {
     LOOK_EVERY * (1 + key_of(resources / LOOK_PART))
 }
 
-/// True if more of a lane is read past the limit of the index for something to try: it may be sent, as
-/// far as its shop and lane are concerned, and nothing that is indexed of it can be. What is indexed may be
-/// the only part of it that fails.
-pub(crate) fn tries<C: Content>(core: &mut Core<C>, key: LaneKey) -> bool {
-    let now = core.session.now.at;
+/// True if the lane that is read past the limit still is.
+fn keeps_place<C: Content>(core: &Core<C>, key: LaneKey, waiting: &BTreeSet<LaneKey>) -> bool {
+    let unread = &core.queue.unread;
+    let held = core.session.now.at.saturating_sub(unread.since);
+    let lane = core.queue.lanes.get(key).filter(|lane| is_open(core, lane));
+    lane.is_some_and(|lane| {
+        if unread.is_trying {
+            held < TRY_FOR && lane.rest.is_some() && !is_far_over(core)
+        } else {
+            waiting.contains(&key) && (is_idle(lane) || held < BUSY_MAX)
+        }
+    })
+}
+
+/// True if the index is too far past its limit to try anything.
+fn is_far_over<C: Content>(core: &Core<C>) -> bool {
     let most = core.config.index_bytes;
-    let lane = core.queue.lanes.get(key).filter(|lane| is_idle(lane) && is_open(core, lane));
-    let Some(lane) = lane else { return false };
-    let is_flowing = lane.flow.has_succeeded_since(now.saturating_sub(FLOWS_WITHIN));
-    let is_blocked = core.backend.is_stopped() || gate::is_blocked(core, lane);
-    let limit = if is_blocked { most } else { most + most / TRIES_PART };
-    let class = usize::from(is_flowing);
-    let kept = &core.queue.unread.kept;
-    let is_read =
-        |key: &LaneKey| core.queue.lanes.get(*key).is_some_and(|lane| lane.reading.is_some());
-    if now < core.queue.unread.tries_at[class]
-        || core.queue.bytes() >= limit
-        || kept.iter().any(is_read)
-        || !has_room(core, kept)
-    {
-        return false;
+    core.queue.bytes() >= most + most / TRIED_PART
+}
+
+/// Finds lanes to try after the one that had the place last.
+fn find_untried<C: Content>(core: &mut Core<C>) {
+    let now = core.session.now.at;
+    if cut::has_room(core, true) {
+        core.queue.unread.untried.clear();
+        return;
     }
-    let every = if is_flowing { TRY_FLOWING_EVERY } else { TRY_EVERY };
-    core.queue.unread.tries_at[class] = now + every;
-    // What is read is not cut before it is tried.
-    core.queue.unread.kept.insert(key);
-    let rest = core.queue.lanes.get_mut(key).and_then(|lane| lane.rest.as_mut());
-    if let Some(rest) = rest.filter(|_| !is_flowing) {
-        rest.refill_at = now + TRY_AGAIN;
+    if now < core.queue.unread.scans_at {
+        return;
     }
-    true
+    core.queue.unread.scans_at = now + cut::every(core, LOOK_EVERY);
+    let last = core.queue.unread.last;
+    let lanes = core.queue.lanes.iter().map(|(key, _)| key);
+    let (after, before): (Vec<_>, Vec<_>) =
+        lanes.filter(|key| is_untried(core, *key)).partition(|key| Some(*key) > last);
+    let found = after.into_iter().chain(before).take(FOUND_MAX);
+    core.queue.unread.untried = found.collect();
+}
+
+/// True if a lane is blocked, may be probed, and nothing that is indexed of it can be sent.
+fn is_untried<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
+    core.queue.lanes.get(key).is_some_and(|lane| {
+        lane.rest.is_some()
+            && lane.window.count > 0
+            && is_idle(lane)
+            && (core.backend.is_stopped() || gate::is_blocked(core, lane))
+            && is_open(core, lane)
+            && !is_far_over(core)
+    })
 }
 
 /// True if windows that are not cut leave room for others.
@@ -131,7 +155,7 @@ fn has_room<C: Content>(core: &Core<C>, kept: &BTreeSet<LaneKey>) -> bool {
 }
 
 /// True if a lane is still not to be cut: it is being read, or it is read and waits for others of its
-/// shop, or what is ready waits for its turn. A lane that flows is cut only behind a lead that is sent next.
+/// shop, or its lead waits for its turn. A lane that flows is cut only behind a lead that is sent next.
 fn is_kept<C: Content>(
     core: &Core<C>,
     key: LaneKey,
@@ -139,8 +163,7 @@ fn is_kept<C: Content>(
     waiting: &BTreeSet<LaneKey>,
 ) -> bool {
     let is_sent_next = !lane.ready.is_empty() && !lane.flow.is_at_work();
-    lane.reading.is_some()
-        || (waiting.contains(&key) && lane.ready.is_empty())
+    (waiting.contains(&key) && lane.ready.is_empty())
         || (is_sent_next && !cut::may_send(core, lane))
         || has_any_lane(&core.queue, lane, waiting)
 }
@@ -184,11 +207,11 @@ fn unread_lead(queue: &QueueView, resource: ResourceKey) -> Option<(LaneKey, Pos
 }
 
 /// True if nothing of a lane can be sent before more of it is indexed.
-fn is_idle(lane: &Lane) -> bool {
+pub(crate) fn is_idle(lane: &Lane) -> bool {
     lane.ready.is_empty() && !lane.flow.is_at_work()
 }
 
-/// True if a lead could be sent soon, as far as its shop and lane are concerned.
+/// True if something could be sent soon, as far as its shop and lane are concerned.
 fn is_open<C: Content>(core: &Core<C>, lane: &Lane) -> bool {
     let now = core.session.now.at;
     gate::opens_soon(core, lane.shop)
@@ -326,7 +349,7 @@ mod tests {
             assert_eq!(core.queue.unread.reading, Some(reading));
         }
         assert_eq!(core.queue.unread.kept, BTreeSet::from([lanes[1]]));
-        assert_eq!([0, 40_000].map(look_every), [LOOK_EVERY, 41 * LOOK_EVERY]);
+        assert_eq!([0, 40_000].map(look_every), [LOOK_EVERY, 5 * LOOK_EVERY]);
     }
 
     #[test]
