@@ -258,6 +258,11 @@ impl Lane {
         self.breaker.is_open() || self.flow.suspect.is_some() || self.flow.stalled > 0
     }
 
+    /// True if nothing of the lane can be sent before more of it is indexed.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ready.is_empty() && !self.flow.is_at_work()
+    }
+
     /// True if nothing of the lane waits anywhere.
     pub(crate) fn is_empty(&self) -> bool {
         self.window.count == 0

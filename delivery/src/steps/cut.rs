@@ -8,7 +8,7 @@ use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
 use crate::state::lane::{Lane, Rest};
 use crate::state::queue_view::QueueView;
 use crate::state::resource::{HeadState, Step};
-use crate::steps::{gate, unread};
+use crate::steps::gate;
 use crate::turn::Blocked;
 
 /// A lane that flows is chosen for a cut if its window holds more than 1/`LARGE_PART` of the index, or
@@ -57,7 +57,7 @@ pub(crate) fn has_room<C: Content>(core: &Core<C>, is_blocked: bool) -> bool {
 /// be sent.
 pub(crate) fn may_fill<C: Content>(core: &Core<C>, lane: &Lane, is_blocked: bool) -> bool {
     let most = core.config.index_bytes;
-    let limit = if unread::is_idle(lane) { most + most / FILL_PART } else { most };
+    let limit = if lane.is_idle() { most + most / FILL_PART } else { most };
     // One read at a time: nobody knows how much it brings.
     let is_read = core.reading.chunks.is_under_way() || !core.reading.rests.is_empty();
     let is_next = !is_blocked && is_refill_turn(core) && core.queue.bytes() < limit && !is_read;
@@ -222,7 +222,7 @@ fn shed_rows<C: Content>(core: &mut Core<C>) {
 /// may never be any.
 pub(crate) fn must_know_more<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
     let Some(lane) = core.queue.lanes.get(key) else { return false };
-    if !lane.ready.is_empty() || lane.flow.is_at_work() {
+    if !lane.is_idle() {
         return false;
     }
     let barriers = core.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());

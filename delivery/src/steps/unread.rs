@@ -64,7 +64,7 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
         reading == Some(*key) || (is_kept && late != Some(*key))
     });
     let mut is_trying = unread.is_trying;
-    let is_idle_now = |key: &LaneKey| core.queue.lanes.get(*key).is_some_and(is_idle);
+    let is_idle_now = |key: &LaneKey| core.queue.lanes.get(*key).is_some_and(Lane::is_idle);
     let mut since = unread.since;
     if reading.is_some_and(|key| !is_trying && is_idle_now(&key)) {
         since = now;
@@ -73,7 +73,7 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
         let has_room = has_room(core, &kept);
         let may_go = |key: &LaneKey| {
             let lane = core.queue.lanes.get(*key);
-            lane.filter(|lane| is_idle(lane) && is_open(core, lane)).is_some_and(|lane| {
+            lane.filter(|lane| lane.is_idle() && is_open(core, lane)).is_some_and(|lane| {
                 has_room || kept.is_empty() || has_any_lane(&core.queue, lane, &kept)
             })
         };
@@ -105,7 +105,7 @@ fn keeps_place<C: Content>(core: &Core<C>, key: LaneKey, waiting: &BTreeSet<Lane
         if unread.is_trying {
             held < TRY_FOR && lane.rest.is_some() && !is_far_over(core)
         } else {
-            waiting.contains(&key) && (is_idle(lane) || held < BUSY_MAX)
+            waiting.contains(&key) && (lane.is_idle() || held < BUSY_MAX)
         }
     })
 }
@@ -140,7 +140,7 @@ fn is_untried<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
     core.queue.lanes.get(key).is_some_and(|lane| {
         lane.rest.is_some()
             && lane.window.count > 0
-            && is_idle(lane)
+            && lane.is_idle()
             && (core.backend.is_stopped() || gate::is_blocked(core, lane))
             && is_open(core, lane)
             && !is_far_over(core)
@@ -204,11 +204,6 @@ fn unread_lead(queue: &QueueView, resource: ResourceKey) -> Option<(LaneKey, Pos
     let about = queue.index.resource(resource)?;
     let lead = *queue.leads.get(&about.hash)?;
     (about.state == HeadState::Unread).then_some((queue.index.lane(resource)?, lead))
-}
-
-/// True if nothing of a lane can be sent before more of it is indexed.
-pub(crate) fn is_idle(lane: &Lane) -> bool {
-    lane.ready.is_empty() && !lane.flow.is_at_work()
 }
 
 /// True if something could be sent soon, as far as its shop and lane are concerned.
