@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use crate::state::index::usize_of;
+
 /// Raw bytes that are read at once for each kind of lane, estimated from the size of recent chunks.
 const BYTES: usize = 32 << 20;
 const BYTES_AT_FIRST: usize = 1 << 20;
@@ -44,19 +46,19 @@ impl ChunkReads {
         (under_way as usize) < (BYTES / self.bytes.max(1)).clamp(LEAST, most as usize)
     }
 
-    /// True if any read is under way.
-    pub(crate) fn is_under_way(&self) -> bool {
-        self.few + self.many > 0
+    /// Number of reads under way.
+    pub(crate) fn under_way(&self) -> usize {
+        usize_of(self.few + self.many)
     }
 
     /// Notes that `count` more reads are under way.
     pub(crate) fn begin(&mut self, has_few: bool, count: u32) {
-        *self.under_way(has_few) += count;
+        *self.of(has_few) += count;
     }
 
     /// Notes that `count` reads have ended.
     pub(crate) fn end(&mut self, has_few: bool, count: u32) {
-        let under_way = self.under_way(has_few);
+        let under_way = self.of(has_few);
         debug_assert!(*under_way >= count, "BUG: more reads end than begin");
         *under_way = under_way.saturating_sub(count);
     }
@@ -76,7 +78,7 @@ impl ChunkReads {
         self.bytes = bytes.max(self.bytes - self.bytes / DECAY);
     }
 
-    fn under_way(&mut self, has_few: bool) -> &mut u32 {
+    fn of(&mut self, has_few: bool) -> &mut u32 {
         if has_few { &mut self.few } else { &mut self.many }
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Rest {
     pub last: Position,
     /// Time before which no more of the rest is indexed, unless the window is empty.
     pub refill_at: Duration,
+    /// Time before which none of it is read past the limit of the index for something to try.
+    pub try_at: Duration,
 }
 
 /// Number of webhooks up to which a lane's chunks are assumed to be small.

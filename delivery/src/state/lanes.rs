@@ -247,13 +247,6 @@ impl Lanes {
         }
     }
 
-    /// Lists a lane before the others.
-    pub(crate) fn list_first(&mut self, key: LaneKey) {
-        if let Some(has_few) = self.get_mut(key).and_then(Lane::enlist) {
-            self.to_refill[usize::from(has_few)].push_front(key);
-        }
-    }
-
     /// Takes the next lane to read more of: one with few webhooks in chunks, or one of the others.
     pub(crate) fn next_listed(&mut self, has_few: bool) -> Option<LaneKey> {
         // Some lanes have moved to the other list since, or are gone.

@@ -41,6 +41,8 @@ pub(crate) struct Unread {
     pub reading: Option<LaneKey>,
     /// True if it is read for something to try, and not for a lead.
     pub is_trying: bool,
+    /// Number of its last reads that brought nothing to try.
+    pub reads: u32,
     /// Time since which it has the place, if it tries, or at which nothing of it could be sent.
     pub since: Duration,
     /// Lanes that are not cut, because they were read in this way and a lead waits for its turn.
@@ -100,7 +102,7 @@ impl QueueView {
             let after = Position::default();
             let last = loaded.last;
             let refill_at = Duration::ZERO;
-            lane.rest = Some(Box::new(Rest { after, last, refill_at }));
+            lane.rest = Some(Box::new(Rest { after, last, refill_at, try_at: refill_at }));
             lane.stored = Some(Box::new(Stored {
                 unread_from: loaded.first_chunk,
                 next: loaded.last_chunk + 1,

@@ -16,6 +16,10 @@ use crate::turn::Blocked;
 const LARGE_PART: usize = 16;
 const LONG_PART: usize = 64;
 
+/// A window with more than 1/`LOW_PART` of the index is not filled again: it would soon be cut.
+const LOW_PART: usize = 128;
+const _: () = assert!(LONG_PART < LOW_PART, "what is left of a cut is not filled at once");
+
 /// Time between two scans for windows to cut. It grows by the same time for every [`CUT_LANES`]
 /// lanes, because a scan goes through all of them.
 const CUT_EVERY: Duration = Duration::from_millis(20);
@@ -52,14 +56,22 @@ pub(crate) fn has_room<C: Content>(core: &Core<C>, is_blocked: bool) -> bool {
     core.queue.bytes() < core.config.index_bytes / 8 * eighths
 }
 
+/// Number of webhooks up to which a window is filled again.
+pub(crate) fn low<C: Content>(core: &Core<C>) -> u32 {
+    let part = core.config.index_bytes / WEBHOOK_BYTES / LOW_PART;
+    core.config.tuning.window_low.min(u32::try_from(part).unwrap_or(u32::MAX))
+}
+
 /// True if a window may be filled. Windows of lanes that are not blocked have room beyond that limit in
 /// every other second while one waits for it, even if the index is full and nothing else of the lane can
 /// be sent.
 pub(crate) fn may_fill<C: Content>(core: &Core<C>, lane: &Lane, is_blocked: bool) -> bool {
     let most = core.config.index_bytes;
     let limit = if lane.is_idle() { most + most / FILL_PART } else { most };
-    // One read at a time: nobody knows how much it brings.
-    let is_read = core.reading.chunks.is_under_way() || !core.reading.rests.is_empty();
+    // One read at a time: nobody knows how much it brings. That of the lane past the limit does not count.
+    let past = core.queue.unread.reading.and_then(|key| core.queue.lanes.get(key));
+    let past = usize::from(past.is_some_and(|lane| lane.reading.is_some()));
+    let is_read = core.reading.chunks.under_way() + core.reading.rests.len() > past;
     let is_next = !is_blocked && is_refill_turn(core) && core.queue.bytes() < limit && !is_read;
     is_next || has_room(core, is_blocked)
 }
@@ -257,8 +269,10 @@ fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> boo
     let Some(lane) = core.queue.lanes.get_mut(key) else { return false };
     let after = core.queue.index.nodes.back(&lane.window).map(|(_, node)| node.position);
     let after = after.unwrap_or_default();
-    let last = lane.rest.as_ref().map(|rest| rest.last).max(newest).unwrap_or_default();
-    lane.rest = Some(Box::new(Rest { after, last, refill_at }));
+    let rest = lane.rest.as_ref();
+    let last = rest.map(|rest| rest.last).max(newest).unwrap_or_default();
+    let try_at = rest.map(|rest| rest.try_at).unwrap_or_default();
+    lane.rest = Some(Box::new(Rest { after, last, refill_at, try_at }));
     dropped.dedup();
     dropped.into_iter().for_each(|resource| wait_for_lead(core, resource));
     let index = &core.queue.index;

@@ -46,26 +46,33 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         return effects;
     }
     unread::choose_lane(core);
+    let low = cut::low(core);
     let mut searches = [SEARCHES_MAX; 2];
     // It does not wait for the others, because it holds room that others need.
     if let Some(key) = core.queue.unread.reading
         && core.queue.lanes.get(key).is_some_and(|lane| lane.reading.is_none())
         && cut::must_know_more(core, key)
     {
-        effects.extend(read_window(core, key, &mut searches[0]));
+        let read = read_window(core, key, &mut searches[0]);
+        core.queue.unread.reads += u32::from(read.is_some());
+        effects.extend(read);
     }
     let since = core.reading.chunks.looks_after(core.session.now.at).min(LOOKS_FOR);
     let more = LOOKS_A_MS * usize::try_from(since.as_millis()).unwrap_or_default();
     let [many, few] = core.queue.lanes.to_refill.each_ref().map(VecDeque::len);
     let many = many.min(MANY_LOOKS_MAX + more);
     let few = few.min(FEW_LOOKS_MAX + more);
-    for has_few in (0..many).map(|_| false).chain((0..few).map(|_| true)) {
+    // Either has its turn before the other: without room, one read is under way at a time.
+    let is_few_first = core.session.now.at.as_millis() % 2 == 1;
+    let [first, second] = if is_few_first { [few, many] } else { [many, few] };
+    for is_second in (0..first).map(|_| false).chain((0..second).map(|_| true)) {
+        let has_few = is_second != is_few_first;
         if !core.reading.chunks.may_begin(has_few) {
             continue;
         }
         let Some(key) = core.queue.lanes.next_listed(has_few) else { continue };
         let Some(lane) = core.queue.lanes.get(key) else { continue };
-        let is_low = lane.window.count <= core.config.tuning.window_low || lane.ready.is_empty();
+        let is_low = lane.window.count <= low || lane.ready.is_empty();
         if lane.reading.is_some() || lane.rest.is_none() || !is_low {
             continue;
         }
@@ -189,19 +196,9 @@ pub(crate) fn chunks_read<C: Content>(
     if !write_off(core, key) {
         return Some(Effect::Restart(CHUNK_GONE));
     }
-    list_again(core, key);
+    core.queue.lanes.list(key);
     cut::make_room(core);
     None
-}
-
-/// Lists a lane of which something was read: before all others, if more of it can be sent.
-fn list_again<C: Content>(core: &mut Core<C>, key: LaneKey) {
-    let Some(lane) = core.queue.lanes.get(key) else { return };
-    if core.backend.is_stopped() || gate::is_blocked(core, lane) {
-        core.queue.lanes.list(key);
-    } else {
-        core.queue.lanes.list_first(key);
-    }
 }
 
 /// Skips a chunk that cannot be read. If this leader has read some of it before, the leader

@@ -30,8 +30,14 @@ const TRIED_PART: usize = 16;
 /// waits for a probe.
 const BUSY_MAX: Duration = Duration::from_secs(2);
 
-/// Time for which a lane has the place for something to try. If that succeeds, more is read.
+/// Time for which a lane has the place for something to try, and the number of reads in a row that may
+/// bring nothing. If what is tried succeeds, more is read.
 const TRY_FOR: Duration = Duration::from_secs(2);
+const TRY_READS: u32 = 2;
+
+/// Time after which a lane is read again for something to try, if nothing was found. It may hold a million
+/// webhooks that a filter pauses.
+const TRY_AGAIN: Duration = Duration::from_secs(60);
 
 /// Time between two choices, if many resources wait for their leads, and between two scans of the lanes for
 /// those to try. The former grows by the same time for every [`LOOK_PART`] of them.
@@ -57,6 +63,8 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
     let mut reading = unread.reading.filter(|key| keeps_place(core, *key, &waiting));
     let is_late = |key| reading.is_none() && (unread.is_trying || waiting.contains(&key));
     let late = unread.reading.filter(|key| is_late(*key));
+    let is_vain = unread.is_trying && unread.reads >= TRY_READS;
+    let in_vain = late.filter(|_| is_vain);
     let mut kept = unread.kept.clone();
     kept.retain(|key| {
         let lane = core.queue.lanes.get(*key).filter(|lane| is_open(core, lane));
@@ -66,8 +74,11 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
     let mut is_trying = unread.is_trying;
     let is_idle_now = |key: &LaneKey| core.queue.lanes.get(*key).is_some_and(Lane::is_idle);
     let mut since = unread.since;
-    if reading.is_some_and(|key| !is_trying && is_idle_now(&key)) {
-        since = now;
+    let mut reads = unread.reads;
+    match reading {
+        Some(key) if !is_idle_now(&key) => reads = 0,
+        Some(_) if !is_trying => since = now,
+        _ => {}
     }
     if reading.is_none() {
         let has_room = has_room(core, &kept);
@@ -78,17 +89,23 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
             })
         };
         let untried = unread.untried.iter().filter(|key| is_untried(core, **key));
-        let all = waiting.iter().chain(untried).copied();
-        reading = next_after(unread.last, all.filter(may_go));
+        // Those that wait for leads have every other turn at least.
+        let leads = waiting.iter().copied().filter(|key| unread.is_trying && may_go(key));
+        let all = waiting.iter().chain(untried).copied().filter(may_go);
+        reading = next_after(unread.last, leads).or_else(|| next_after(unread.last, all));
         is_trying = reading.is_some_and(|key| !waiting.contains(&key));
-        since = now;
+        (since, reads) = (now, 0);
     }
     kept.extend(reading);
     let unread = &mut core.queue.unread;
     unread.last = reading.or(unread.last);
     unread.looks_at = now + look_every(unread.resources.len());
     (unread.reading, unread.kept) = (reading, kept);
-    (unread.is_trying, unread.since) = (is_trying, since);
+    (unread.is_trying, unread.since, unread.reads) = (is_trying, since, reads);
+    let rest = in_vain.and_then(|key| core.queue.lanes.get_mut(key)?.rest.as_mut());
+    if let Some(rest) = rest {
+        rest.try_at = now + TRY_AGAIN;
+    }
 }
 
 /// Time between two looks at this many resources.
@@ -103,7 +120,8 @@ fn keeps_place<C: Content>(core: &Core<C>, key: LaneKey, waiting: &BTreeSet<Lane
     let lane = core.queue.lanes.get(key).filter(|lane| is_open(core, lane));
     lane.is_some_and(|lane| {
         if unread.is_trying {
-            held < TRY_FOR && lane.rest.is_some() && !is_far_over(core)
+            let is_read = unread.reads >= TRY_READS && lane.reading.is_none() && lane.is_idle();
+            held < TRY_FOR && lane.rest.is_some() && !is_read && !is_far_over(core)
         } else {
             waiting.contains(&key) && (lane.is_idle() || held < BUSY_MAX)
         }
@@ -138,7 +156,7 @@ fn find_untried<C: Content>(core: &mut Core<C>) {
 /// True if a lane is blocked, may be probed, and nothing that is indexed of it can be sent.
 fn is_untried<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
     core.queue.lanes.get(key).is_some_and(|lane| {
-        lane.rest.is_some()
+        lane.rest.as_ref().is_some_and(|rest| rest.try_at <= core.session.now.at)
             && lane.window.count > 0
             && lane.is_idle()
             && (core.backend.is_stopped() || gate::is_blocked(core, lane))
@@ -229,11 +247,13 @@ mod tests {
     use crate::state::backoff::Backoff;
     use crate::state::index::IndexEntry;
     use crate::state::lane::Rest;
+    use crate::state::queue_view::Unread;
     use crate::state::seen::DedupWindow;
     use crate::state::shop::ShopBounds;
     use crate::steps::arrive;
 
     const READ_TO: u64 = 100;
+    const SECOND: Duration = Duration::from_secs(1);
 
     #[derive(Debug, Clone)]
     struct NoContent;
@@ -298,7 +318,12 @@ mod tests {
         let lanes = leads.iter().map(|(hash, lead)| {
             let shop = core.queue.shops.intern(*hash);
             let key = core.queue.lane(*hash, shop);
-            let rest = Rest { after: at(1), last: *lead, refill_at: Duration::ZERO };
+            let rest = Rest {
+                after: at(1),
+                last: *lead,
+                refill_at: Duration::ZERO,
+                try_at: Duration::ZERO,
+            };
             core.queue.lanes.get_mut(key).expect("lane").rest = Some(Box::new(rest));
             let classified = Classified {
                 resource: *hash,
@@ -336,15 +361,58 @@ mod tests {
     #[test]
     fn a_lane_that_waits_for_a_probe_gives_up_its_place() {
         let (mut core, lanes) = core(&[2, 2]);
-        choose_lane(&mut core);
+        for at in [Duration::ZERO, 10 * BUSY_MAX] {
+            core.session.now.at = at;
+            choose_lane(&mut core);
+            assert_eq!(core.queue.unread.reading, Some(lanes[0]));
+        }
         core.queue.lanes.get_mut(lanes[0]).expect("lane").flow.in_flight = 1;
-        for (at, reading) in [(BUSY_MAX / 2, lanes[0]), (BUSY_MAX, lanes[1])] {
+        for (at, reading) in [(BUSY_MAX * 21 / 2, lanes[0]), (11 * BUSY_MAX, lanes[1])] {
             core.session.now.at = at;
             choose_lane(&mut core);
             assert_eq!(core.queue.unread.reading, Some(reading));
         }
         assert_eq!(core.queue.unread.kept, BTreeSet::from([lanes[1]]));
         assert_eq!([0, 40_000].map(look_every), [LOOK_EVERY, 5 * LOOK_EVERY]);
+    }
+
+    #[test]
+    fn blocked_lanes_are_tried_in_turn() {
+        let (mut core, lanes) = core(&[2; FOUND_MAX + 6]);
+        core.queue.leads.clear();
+        core.queue.unread = Unread::default();
+        let block = |core: &mut Core<NoContent>, key| {
+            let lane = core.queue.lanes.get_mut(key).expect("lane");
+            lane.flow.paused = 1;
+            lane.ready.retain(|_, _| false);
+        };
+        lanes[1..].iter().for_each(|key| block(&mut core, *key));
+        core.config.index_bytes = core.queue.bytes();
+        let tried = |core: &mut Core<NoContent>, at| {
+            core.session.now.at = at;
+            choose_lane(core);
+            assert_eq!(core.queue.unread.kept, core.queue.unread.reading.into_iter().collect());
+            core.queue.unread.reading
+        };
+        for (number, key) in (0..).zip(&lanes[1..]) {
+            assert_eq!(tried(&mut core, TRY_FOR * number), Some(*key));
+            assert_eq!(tried(&mut core, TRY_FOR * (number + 1) - LOOK_EVERY), Some(*key));
+        }
+        let end = TRY_FOR * key_of(lanes.len());
+        assert_eq!(tried(&mut core, end), Some(lanes[1]), "the first again");
+        // Reads that bring nothing end its turn, and its next one comes later.
+        core.queue.unread.reads = TRY_READS;
+        assert_eq!(tried(&mut core, end + LOOK_EVERY), Some(lanes[2]));
+        assert!(!is_untried(&core, lanes[1]));
+        core.session.now.at += TRY_AGAIN;
+        assert!(is_untried(&core, lanes[1]));
+        block(&mut core, lanes[0]);
+        // No more is tried far beyond the limit.
+        core.config.index_bytes /= 2;
+        assert_eq!(tried(&mut core, end + SECOND), None);
+        core.config.index_bytes *= 2;
+        core.queue.unread.last = None;
+        assert_eq!(tried(&mut core, end + 2 * SECOND), Some(lanes[0]));
     }
 
     #[test]

@@ -189,7 +189,7 @@ fn partly_failing_fill_no_index(all_from: Duration) {
     assert_eq!(world.took[&(Y, 0)].len(), 597);
     assert!(world.longest(Y) < 2 * SECOND, "{:?}", world.longest(Y));
     // Two windows may exceed the limit: one up to a recorded lead, and one to try more of its lane.
-    assert!(index_bytes < 704 << 10, "{index_bytes}");
+    assert!(index_bytes < 768 << 10, "{index_bytes}");
     // The four failing products of every shop wait with their events, four times what the index
     // holds, and a few of the others of these shops.
     let others = if all_from == Duration::MAX { 4_000 } else { 10_000 };

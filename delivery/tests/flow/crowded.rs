@@ -76,7 +76,18 @@ fn thousands_of_paused_lanes_delay_no_lane_that_recovers() {
     for tick in 0..1_000 {
         world.accept(2 * SECOND + tick * 200 * MS, [(Z, 0)]);
     }
-    world.run(400 * SECOND);
+    world.run(340 * SECOND);
     let took = world.took.get(&(Z, 0)).map_or(0, Vec::len);
     assert_eq!(took, 1_000);
+}
+
+#[test]
+fn a_backlog_that_keeps_all_slots_busy_is_not_cut() {
+    let config = Config { index_bytes: 256 << 10, ..config(16) };
+    let mut world = known(config, slow(100 * MS));
+    world.has_backlog = true;
+    world.run(60 * SECOND);
+    let index_bytes = world.core.status().index_bytes;
+    assert!(index_bytes > 240 << 10, "{index_bytes}");
+    assert_eq!(world.core.counts().cuts, 0);
 }
