@@ -220,7 +220,7 @@ CORE = [
     ('a lane that is tried is cut', 'steps/unread.rs', 'kept.extend(reading);', 'kept.extend(reading.filter(|_| !is_trying));'),
     ('the place is kept while others of the lane are sent', 'steps/unread.rs', '(lane.is_idle() || held < BUSY_MAX)', '(lane.is_idle() || held < 100 * BUSY_MAX)'),
     ('the same lanes are tried again and again', 'steps/unread.rs', 'partition(|key| Some(*key) > last)', 'partition(|key| Some(*key) > last && false)'),
-    ('lanes are tried whatever the size of the index', 'steps/unread.rs', 'core.queue.bytes() >= most + most / TRIED_PART', 'core.queue.bytes() >= most * TRIED_PART'),
+    ('lanes are tried whatever the size of the index', 'steps/unread.rs', '    core.queue.bytes() >= core.config.index_bytes\n}', '    core.queue.bytes() >= 16 * core.config.index_bytes\n}'),
     ('slow lanes fill the index', 'steps/cut.rs', 'if are_slots_free(core) { LONG_PART }', 'if false { LONG_PART }'),
     ('a busy backlog is cut', 'steps/cut.rs', 'if are_slots_free(core) { LONG_PART }', 'if true { LONG_PART }'),
     ('a few lanes are looked at, however long nothing happened', 'steps/refill.rs', 'const LOOKS_A_MS: usize = 40;', 'const LOOKS_A_MS: usize = 0;'),

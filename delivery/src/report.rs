@@ -4,7 +4,7 @@ use crate::classified::Content;
 use crate::state::Core;
 use crate::state::backend::Allowed;
 use crate::status::{BlockedLane, Counts, Status};
-use crate::steps::gate;
+use crate::steps::{cut, gate};
 
 /// Most blocked lanes that are listed.
 const LISTED_MAX: usize = 16;
@@ -47,8 +47,7 @@ impl<C: Content> Core<C> {
             is_paused: limit == 0 || self.controls.pauses.is_all() || self.backend.is_stopped(),
             is_refusing: self.backend.is_refusing(),
             is_down: self.backend.is_down(),
-            is_index_full: self.session.is_index_full
-                && self.queue.bytes() >= self.config.index_bytes,
+            is_index_full: self.session.is_index_full && self.queue.bytes() >= cut::full(self),
             index_bytes: self.queue.bytes(),
             lanes: self.queue.lanes.iter().len(),
             stored: self.queue.lanes.waiting(),

@@ -980,7 +980,7 @@ fn an_index_full_of_what_can_not_be_cut_is_read_into_as_soon_as_there_is_room() 
     let mut world = with_lane(config, 500, CHUNKS);
     // One webhook per lane, which fails. Nothing can be cut.
     let mut failing = 600..FIRST_OF_ONE;
-    while world.core.status().index_bytes < BYTES / 100 * 65 {
+    while world.core.status().index_bytes < BYTES / 100 * 60 {
         world.accept(world.now, failing.by_ref().take(5).map(|shop| (shop, 1)));
         world.run(world.now + MS);
     }

@@ -32,8 +32,8 @@ const CUT_LANES: u32 = 10_000;
 /// Approximate bytes of one indexed webhook.
 pub(crate) const WEBHOOK_BYTES: usize = 150;
 
-/// In the turn of lanes that wait for room, the main stream leaves 1/`FILL_PART` of the index to them, and
-/// they may exceed the limit by as much.
+/// The index counts as full with 1/`FILL_PART` left, which is for lanes of which nothing else can be sent.
+/// In the turn of lanes that wait for room, the main stream leaves as much to them.
 const FILL_PART: usize = 16;
 
 /// Time after a lane had to wait in which others may be found that wait, too.
@@ -66,14 +66,18 @@ pub(crate) fn low<C: Content>(core: &Core<C>) -> u32 {
 /// every other second while one waits for it, even if the index is full and nothing else of the lane can
 /// be sent.
 pub(crate) fn may_fill<C: Content>(core: &Core<C>, lane: &Lane, is_blocked: bool) -> bool {
-    let most = core.config.index_bytes;
-    let limit = if lane.is_idle() { most + most / FILL_PART } else { most };
+    let limit = if lane.is_idle() { core.config.index_bytes } else { full(core) };
     // One read at a time: nobody knows how much it brings. That of the lane past the limit does not count.
     let past = core.queue.unread.reading.and_then(|key| core.queue.lanes.get(key));
     let past = usize::from(past.is_some_and(|lane| lane.reading.is_some()));
     let is_read = core.reading.chunks.under_way() + core.reading.rests.len() > past;
     let is_next = !is_blocked && is_refill_turn(core) && core.queue.bytes() < limit && !is_read;
     is_next || has_room(core, is_blocked)
+}
+
+/// Size at which the index is full, in bytes.
+pub(crate) fn full<C: Content>(core: &Core<C>) -> usize {
+    core.config.index_bytes - core.config.index_bytes / FILL_PART
 }
 
 /// True in every other second while a lane that could be sent waits for room. Then the main stream leaves
@@ -94,16 +98,16 @@ pub(crate) fn note_refill_due<C: Content>(core: &mut Core<C>) {
 /// cut, no more is read until something is settled. If a lane that could flow waits for room, only
 /// windows of blocked lanes and of retries are cut, before the index is full.
 pub(crate) fn make_room<C: Content>(core: &mut Core<C>) {
-    let most = core.config.index_bytes;
+    let full = full(core);
     let now = core.session.now.at;
     let is_refill_due = std::mem::take(&mut core.session.is_refill_due);
-    if core.queue.bytes() >= most {
+    if core.queue.bytes() >= full {
         cut_windows(core, true);
     } else if is_refill_due && now >= core.session.looks.unfilled_at && !has_room(core, false) {
         core.session.looks.unfilled_at = now + every(core, CUT_UNFILLED_EVERY);
         cut_windows(core, false);
     }
-    let limit = if is_refill_turn(core) { most - most / FILL_PART } else { most };
+    let limit = if is_refill_turn(core) { full - full / FILL_PART } else { full };
     core.session.is_index_full = core.queue.bytes() >= limit;
 }
 

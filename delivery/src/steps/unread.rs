@@ -23,9 +23,6 @@ use crate::steps::{cut, gate};
 /// Below 1/`PART` of the index, another lane is chosen.
 const PART: usize = 8;
 
-/// A lane is read up to 1/`TRIED_PART` of the index past its limit for something to try.
-const TRIED_PART: usize = 16;
-
 /// Time for which a lane that waits for a lead keeps the place while something else of it is sent, or
 /// waits for a probe.
 const BUSY_MAX: Duration = Duration::from_secs(2);
@@ -121,17 +118,16 @@ fn keeps_place<C: Content>(core: &Core<C>, key: LaneKey, waiting: &BTreeSet<Lane
     lane.is_some_and(|lane| {
         if unread.is_trying {
             let is_read = unread.reads >= TRY_READS && lane.reading.is_none() && lane.is_idle();
-            held < TRY_FOR && lane.rest.is_some() && !is_read && !is_far_over(core)
+            held < TRY_FOR && lane.rest.is_some() && !is_read && !is_over(core)
         } else {
             waiting.contains(&key) && (lane.is_idle() || held < BUSY_MAX)
         }
     })
 }
 
-/// True if the index is too far past its limit to try anything.
-fn is_far_over<C: Content>(core: &Core<C>) -> bool {
-    let most = core.config.index_bytes;
-    core.queue.bytes() >= most + most / TRIED_PART
+/// True if the index has no room to try anything.
+fn is_over<C: Content>(core: &Core<C>) -> bool {
+    core.queue.bytes() >= core.config.index_bytes
 }
 
 /// Finds lanes to try after the one that had the place last.
@@ -161,7 +157,7 @@ fn is_untried<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
             && lane.is_idle()
             && (core.backend.is_stopped() || gate::is_blocked(core, lane))
             && is_open(core, lane)
-            && !is_far_over(core)
+            && !is_over(core)
     })
 }
 
@@ -387,7 +383,7 @@ mod tests {
             lane.ready.retain(|_, _| false);
         };
         lanes[1..].iter().for_each(|key| block(&mut core, *key));
-        core.config.index_bytes = core.queue.bytes();
+        core.config.index_bytes = core.queue.bytes() + 1;
         let tried = |core: &mut Core<NoContent>, at| {
             core.session.now.at = at;
             choose_lane(core);
@@ -407,10 +403,10 @@ mod tests {
         core.session.now.at += TRY_AGAIN;
         assert!(is_untried(&core, lanes[1]));
         block(&mut core, lanes[0]);
-        // No more is tried far beyond the limit.
-        core.config.index_bytes /= 2;
+        // Nothing is tried without any room.
+        let room = std::mem::replace(&mut core.config.index_bytes, core.queue.bytes());
         assert_eq!(tried(&mut core, end + SECOND), None);
-        core.config.index_bytes *= 2;
+        core.config.index_bytes = room;
         core.queue.unread.last = None;
         assert_eq!(tried(&mut core, end + 2 * SECOND), Some(lanes[0]));
     }

@@ -76,7 +76,7 @@ fn thousands_of_paused_lanes_delay_no_lane_that_recovers() {
     for tick in 0..1_000 {
         world.accept(2 * SECOND + tick * 200 * MS, [(Z, 0)]);
     }
-    world.run(340 * SECOND);
+    world.run(360 * SECOND);
     let took = world.took.get(&(Z, 0)).map_or(0, Vec::len);
     assert_eq!(took, 1_000);
 }
