@@ -2,7 +2,7 @@
 
 use crate::classified::{Class, Content};
 use crate::state::Core;
-use crate::state::index::LaneKey;
+use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::lane::Lane;
 use crate::state::queue_view::{BARRIER_BYTES, LEAD_BYTES, STORED_BARRIER_BYTES};
 use crate::state::resource::HeadState;
@@ -28,6 +28,9 @@ impl<C: Content> Core<C> {
     pub fn lost_turn(&self) -> Option<String> {
         let waiting = self.waiting_turn.map(|turn| turn.resource);
         for (key, resource) in self.queue.index.resources() {
+            if !resource.state.is_at_work() && !self.is_in_order(key) {
+                return Some(format!("{:x} is not in the order of positions", resource.hash));
+            }
             if resource.state == HeadState::Unread && !self.queue.unread.resources.contains(&key) {
                 return Some(format!("{:x} waits for its lead, and is not listed", resource.hash));
             }
@@ -50,6 +53,13 @@ impl<C: Content> Core<C> {
             })?;
             Some(format!("lane {:x} has {lost:?} webhooks and no turn: {lane:?}", lane.hash))
         })
+    }
+
+    fn is_in_order(&self, key: ResourceKey) -> bool {
+        let index = &self.queue.index;
+        let all = index.all_of(key);
+        index.lead(key) != all.first().copied()
+            || all.is_sorted_by_key(|node| index.node(*node).position)
     }
 
     fn has_ready(&self, key: LaneKey, lane: &Lane, class: Class) -> bool {

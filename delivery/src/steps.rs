@@ -6,7 +6,7 @@
 //! it is due (`Core::wake`). When that is, `state/backoff.rs` says; what is first within a lane,
 //! `state/ready.rs`; and which lane of a shop, `pick`. In layers, each of which uses those above it:
 //!
-//! 1. `time`, `finish`, `slots`, `barriers`
+//! 1. `time`, `finish`, `heads`, `slots`, `barriers`
 //! 2. `gate`, `retries`, `spent`, `settled`, `apply_controls`
 //! 3. `cut`, `read`, `pick`, `moving`, `give_up`
 //! 4. `arrive`, `choose`, `ended`, `suspect_turns`, `settle`, `unread`
@@ -24,11 +24,14 @@ pub(crate) mod expire;
 pub(crate) mod finish;
 pub(crate) mod gate;
 pub(crate) mod give_up;
+pub(crate) mod heads;
 pub(crate) mod moving;
 pub(crate) mod pick;
 pub(crate) mod read;
 pub(crate) mod refill;
 pub(crate) mod retries;
+#[cfg(test)]
+pub(crate) mod sample;
 pub(crate) mod settle;
 pub(crate) mod settled;
 pub(crate) mod slots;

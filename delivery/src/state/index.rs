@@ -72,7 +72,7 @@ pub(crate) struct Added {
     pub resource: ResourceKey,
     /// True if the resource was not indexed before.
     pub is_new: bool,
-    /// True if the webhook is now the head of the resource.
+    /// True if the resource was not indexed before, or has another head now.
     pub is_head: bool,
 }
 
@@ -268,7 +268,22 @@ impl Index {
         self.nodes.chain(head).map(|(node, _)| node).collect()
     }
 
-    /// Takes a webhook out of its resource and its window. Returns true if the resource is gone.
+    /// Forgets which later event was chosen to stand for a head that is not at work. Webhooks that follow
+    /// that event, although they are older, go to their places. Returns true if the head changed.
+    pub(crate) fn undo_choice(&mut self, key: ResourceKey) -> bool {
+        let Some(IndexedResource { head, lead, .. }) = self.resource(key).copied() else {
+            return false;
+        };
+        if lead == NONE || lead == head {
+            return false;
+        }
+        let has_new_head = self.reorder(key);
+        self.resources[usize_of(key)].lead = NONE;
+        has_new_head
+    }
+
+    /// Takes a webhook out of its resource and its window. Returns true if the resource is gone. If
+    /// it is a chosen lead of a head that is not at work, [`Self::undo_choice`] comes first.
     pub(crate) fn remove(&mut self, key: NodeKey, window: &mut Window) -> bool {
         let node = *self.node(key);
         if node.is_replay {
@@ -306,16 +321,19 @@ impl Index {
     }
 
     /// Puts a node into its resource's chain by position, but never before a head that is at work,
-    /// nor among the webhooks for which that head stands. Returns true if the node is now the head.
+    /// nor among the webhooks for which that head stands. Returns true if the head changed.
     fn link_resource(&mut self, key: ResourceKey, node: NodeKey) -> bool {
-        let resource = self.resources[usize_of(key)];
         let position = self.node(node).position;
-        let speaks_for_others = resource.lead != NONE && resource.lead != resource.head;
-        let is_fixed = resource.state.is_at_work() || speaks_for_others;
-        let fixed = match (is_fixed, resource.lead) {
-            (false, _) => NONE,
-            (true, NONE) => resource.head,
-            (true, lead) => lead,
+        let is_at_work = self.resources[usize_of(key)].state.is_at_work();
+        let lead = self.nodes.find(self.resources[usize_of(key)].lead);
+        let is_before_lead = lead.is_some_and(|lead| position < lead.position);
+        // The event that stands for a head that waits is chosen again.
+        let has_new_head = !is_at_work && is_before_lead && self.undo_choice(key);
+        let resource = self.resources[usize_of(key)];
+        let fixed = match resource.lead {
+            NONE if is_at_work => resource.head,
+            lead if is_at_work || lead != resource.head => lead,
+            _ => NONE,
         };
         // A replay is older than most webhooks, so the search need not begin at the newest.
         let first = if fixed == NONE { resource.head } else { self.node(fixed).next };
@@ -344,7 +362,7 @@ impl Index {
         if before == NONE {
             (resource.head, resource.lead) = (node, NONE);
         }
-        before == NONE
+        has_new_head || before == NONE
     }
 }
 

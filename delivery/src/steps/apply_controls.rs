@@ -8,7 +8,7 @@ use spillway_webhook::StreamId;
 use crate::classified::Content;
 use crate::state::Core;
 use crate::state::controls::{Controls, Gone};
-use crate::state::index::{LaneKey, NONE, ResourceKey};
+use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::ledger::WebhookPlace;
 use crate::state::resource::HeadState;
 use crate::steps::{finish, time};
@@ -27,7 +27,10 @@ pub(crate) fn controls_changed<C: Content>(core: &mut Core<C>, controls: Control
     core.controls.known = version;
     core.controls.carrying_out = (version > 0).then_some(version);
     core.queue.shops.stop(shops);
-    if let Some(turn) = core.waiting_turn.take() {
+    // A turn that waited may be outdated, and its resource at work.
+    if let Some(turn) = core.waiting_turn.take()
+        && core.queue.index.state(turn.resource) == Some(HeadState::Ready)
+    {
         core.queue.place_by_head(turn.resource, core.session.now.at);
     }
     core.reading.front_moved();
@@ -87,6 +90,7 @@ fn drop_of<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
         return;
     }
     let hash = core.queue.index.resource(resource).map_or(0, |resource| resource.hash);
+    core.queue.index.undo_choice(resource);
     let mut is_gone = false;
     for node in meant {
         let (position, lane) = {
@@ -111,7 +115,6 @@ fn drop_of<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
         core.queue.unhold(head_lane, head);
     }
     if !is_gone {
-        core.queue.index.set_lead(resource, NONE);
         core.queue.place_by_head(resource, core.session.now.at);
     }
 }
@@ -162,5 +165,37 @@ pub(crate) fn tidy_controls<C: Content>(core: &mut Core<C>) {
     for _ in 0..NAMES_MAX {
         settlement.main.whole.extend(entries.pop_first());
         settlement.replays.settled.extend(replays.pop_first());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::event::Loaded;
+    use crate::state::controls::Drops;
+    use crate::state::resource::Step;
+    use crate::steps::sample::{self, at};
+    use crate::turn::Turn;
+
+    #[test]
+    fn what_has_gone_since_it_waited_for_a_slot_is_left_alone() {
+        let mut core = sample::core(1_000_000, Loaded::default());
+        let [lane, _] = sample::lanes(&mut core);
+        let resource = sample::add(&mut core, lane, 7, at(10), false);
+        let shop = core.queue.lanes.get(lane).expect("lane").shop;
+        core.waiting_turn = Some(Turn { shop, lane, resource });
+        core.queue.step(resource, Step::Sent);
+        let controls = Controls {
+            version: 1,
+            is_all_paused: false,
+            shops: HashSet::new(),
+            filters: Vec::new(),
+            drops: Drops::default(),
+        };
+        controls_changed(&mut core, controls);
+        assert_eq!(core.queue.index.state(resource), Some(HeadState::Sending));
+        assert!(core.waiting_turn.is_none());
     }
 }

@@ -12,7 +12,7 @@ use crate::state::index::{IndexEntry, LaneKey};
 use crate::state::ledger::WebhookPlace;
 use crate::state::queue_view::UNREAD_FEW;
 use crate::state::resource::HeadState;
-use crate::steps::{cut, finish, moving, unread};
+use crate::steps::{cut, finish, heads, moving, unread};
 
 pub(crate) fn pack_arrived<C: Content>(core: &mut Core<C>, pack: PackRead<C>) {
     let PackRead { entry, classified, content } = pack;
@@ -113,10 +113,8 @@ pub(crate) fn index_webhook<C: Content>(core: &mut Core<C>, lane: LaneKey, arriv
         core.queue.place_by_head(added.resource, core.session.now.at);
     } else if added.is_head {
         // A replay was added before a head that waited.
-        core.reading.forget(added.resource);
-        let state = core.queue.index.state(added.resource);
-        if let (Some(HeadState::Held), Some((head, lane))) = (state, before) {
-            core.queue.unhold(lane, head);
+        if let Some(before) = before {
+            heads::leave(core, added.resource, before);
         }
         core.queue.place_by_head(added.resource, core.session.now.at);
     }

@@ -10,7 +10,7 @@ use crate::state::index::{Lead, NodeKey, ResourceKey};
 use crate::state::ledger::{Finished, HeadEnd};
 use crate::state::queue_view::LEAD_BYTES;
 use crate::state::resource::{HeadState, Step};
-use crate::steps::{finish, read};
+use crate::steps::{finish, heads, read};
 use crate::turn::Turn;
 
 /// Paused resources that are listed before the list is searched for those that are no longer
@@ -46,6 +46,9 @@ pub(crate) fn at_turn<C: Content>(
 /// it stands for others, that is recorded first.
 fn choose<C: Content>(core: &mut Core<C>, turn: Turn, wait_max: Duration) -> Option<NodeKey> {
     let Turn { shop, lane, resource } = turn;
+    if heads::undo_choice(core, resource) {
+        return None;
+    }
     let about = *core.queue.index.resource(resource)?;
     let is_replay = core.queue.index.replay(about.head).is_some();
     let wall_ms = core.session.now.wall_ms;

@@ -7,8 +7,8 @@ use crate::state::Core;
 use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
 use crate::state::lane::{Lane, Rest};
 use crate::state::queue_view::QueueView;
-use crate::state::resource::{HeadState, Step};
-use crate::steps::gate;
+use crate::state::resource::HeadState;
+use crate::steps::{gate, heads};
 use crate::turn::Blocked;
 
 /// A lane that flows is chosen for a cut if its window holds more than 1/`LARGE_PART` of the index, or
@@ -309,19 +309,13 @@ fn drop_newest<C: Content>(
     let lane = core.queue.lanes.get(key).filter(|lane| lane.window.count > keep)?;
     let node = loose_end(&core.queue, &lane.window, may_send)?;
     let about = *core.queue.index.node(node);
-    let is_head = core.queue.index.head(about.resource) == Some(about.position);
+    let is_head = |core: &Core<C>| core.queue.index.head(about.resource) == Some(about.position);
+    if is_head(core) || core.queue.index.lead(about.resource) == Some(node) {
+        heads::undo_choice(core, about.resource);
+    }
+    let is_head = is_head(core);
     if is_head {
-        core.reading.forget(about.resource);
-        let state = core.queue.index.state(about.resource);
-        if state == Some(HeadState::Held) {
-            core.queue.unhold(key, about.position);
-        }
-        if state == Some(HeadState::Paused)
-            && let Some(lane) = core.queue.lanes.get_mut(key)
-        {
-            lane.flow.paused = lane.flow.paused.saturating_sub(1);
-            core.queue.step(about.resource, Step::Released);
-        }
+        heads::leave(core, about.resource, (about.position, key));
     }
     if let Some(lane) = core.queue.lanes.get_mut(key) {
         core.queue.index.remove(node, &mut lane.window);
@@ -347,4 +341,36 @@ fn loose_end(queue: &QueueView, window: &Window, may_send: bool) -> Option<NodeK
     let is_fixed = resource.state.is_at_work()
         || (is_next && recorded.is_some_and(|lead| node.position <= *lead));
     (!is_fixed).then_some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Loaded;
+    use crate::state::resource::Step;
+    use crate::steps::sample::{self, at};
+
+    #[test]
+    fn a_cut_leaves_the_rest_of_a_chosen_run_in_order() {
+        // Of two lanes of one shop, as after a change of the key scheme: the lane of the head is cut, or
+        // that of the lead.
+        for (cut_lane, left) in [(0, [25, 30]), (1, [20, 25])] {
+            let leads = vec![(7, at(30))];
+            let mut core = sample::core(1_000_000, Loaded { leads, ..Loaded::default() });
+            core.queue.main.read_to = at(100).entry();
+            let lanes @ [one, other] = sample::lanes(&mut core);
+            sample::add(&mut core, one, 5, at(10), false);
+            sample::add(&mut core, other, 6, at(11), false);
+            let resource = sample::add(&mut core, one, 7, at(20), false);
+            sample::add(&mut core, one, 7, at(25), true);
+            sample::add(&mut core, other, 7, at(30), false);
+            assert_eq!(core.queue.index.lead_up_to(resource, at(30), |_| false), 2);
+            core.queue.step(resource, Step::Blocked(HeadState::Retrying));
+            assert!(cut(&mut core, lanes[cut_lane], Duration::ZERO));
+            let index = &core.queue.index;
+            let order = index.all_of(resource).into_iter().map(|node| index.node(node).position.ms);
+            assert_eq!(order.collect::<Vec<_>>(), left);
+            assert_eq!(index.lead(resource), index.all_of(resource).first().copied());
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::{LaneKey, NONE};
+use crate::state::index::LaneKey;
 use crate::state::ledger::Settling;
 use crate::state::resource::{HeadState, Step};
 use crate::state::shop::ShopKey;
@@ -27,7 +27,6 @@ pub(crate) fn settlement_applied<C: Content>(core: &mut Core<C>) {
     core.controls.look_again.extend(leads.iter().map(|(resource, _, _)| *resource));
     for resource in heads {
         if core.queue.index.state(resource) == Some(HeadState::Finished) {
-            core.queue.index.set_lead(resource, NONE);
             core.queue.step(resource, Step::Settled);
             core.queue.place_by_head(resource, core.session.now.at);
         }

@@ -232,84 +232,25 @@ fn is_open<C: Content>(core: &Core<C>, lane: &Lane) -> bool {
 mod tests {
     use std::collections::HashSet;
 
-    use spillway_limiter::Bounds;
-    use spillway_webhook::fingerprint::Fingerprint;
     use spillway_webhook::identity::StreamId;
 
     use super::*;
-    use crate::classified::{Class, Classified};
-    use crate::config::{Config, Tuning};
     use crate::event::Loaded;
-    use crate::state::backoff::Backoff;
     use crate::state::index::IndexEntry;
     use crate::state::lane::Rest;
     use crate::state::queue_view::Unread;
-    use crate::state::seen::DedupWindow;
-    use crate::state::shop::ShopBounds;
     use crate::steps::arrive;
+    use crate::steps::sample::{self, NoContent, at};
 
     const READ_TO: u64 = 100;
     const SECOND: Duration = Duration::from_secs(1);
 
-    #[derive(Debug, Clone)]
-    struct NoContent;
-
-    impl Content for NoContent {
-        type Evidence = ();
-        type Filter = ();
-
-        fn raw_bytes(&self) -> usize {
-            0
-        }
-
-        fn record_bytes(&self, _: u32) -> usize {
-            0
-        }
-
-        fn pluck(&self, _: u32) -> Self {
-            Self
-        }
-
-        fn fingerprint(&self, _: u32) -> Option<Fingerprint> {
-            None
-        }
-
-        fn shop_of((): &()) -> Option<u64> {
-            None
-        }
-
-        fn is_matched(&self, _: u32, _: Position, (): &()) -> bool {
-            false
-        }
-
-        fn dead_bytes(&self, _: u32, (): &()) -> u64 {
-            0
-        }
-    }
-
-    fn at(ms: u64) -> Position {
-        Position::new(StreamId { ms, seq: 0 }, 0)
-    }
-
     /// A queue whose index has no room. Each lane belongs to its own shop, and one resource of it waits
     /// for a lead, of which this is the time.
     fn core(leads: &[u64]) -> (Core<NoContent>, Vec<LaneKey>) {
-        let config = Config {
-            bounds: Bounds { concurrency_min: 1, concurrency_max: 1, rate_max: None },
-            shop_bounds: ShopBounds { concurrency_max: 1, spacing: Duration::ZERO },
-            backoff: Backoff { first: Duration::ZERO, longest: Duration::ZERO },
-            retry_for: Duration::ZERO,
-            retry_refused_for: Duration::ZERO,
-            coalesce_wait_max: Duration::ZERO,
-            park_after: Duration::ZERO,
-            index_bytes: 1,
-            keeps_fingerprints: false,
-            seed: 1,
-            tuning: Tuning::default(),
-        };
         let leads = (1..).zip(leads.iter().map(|ms| at(*ms))).collect::<Vec<_>>();
         let loaded = Loaded { leads: leads.clone(), ..Loaded::default() };
-        let mut core = Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0));
+        let mut core = sample::core(1, loaded);
         core.queue.main.read_to = StreamId { ms: READ_TO, seq: 0 };
         let lanes = leads.iter().map(|(hash, lead)| {
             let shop = core.queue.shops.intern(*hash);
@@ -321,16 +262,7 @@ mod tests {
                 try_at: Duration::ZERO,
             };
             core.queue.lanes.get_mut(key).expect("lane").rest = Some(Box::new(rest));
-            let classified = Classified {
-                resource: *hash,
-                lane: *hash,
-                shop: *hash,
-                class: Class::Rest,
-                is_barrier: false,
-                coalesces: 1,
-                fingerprint: None,
-                expires_at_ms: None,
-            };
+            let classified = sample::classified(*hash, *hash);
             let first = IndexEntry { position: at(1), classified, replay: None };
             arrive::index_webhook(&mut core, key, &first);
             key

@@ -44,7 +44,7 @@ impl Index {
                 }
             }
         }
-        self.set_lead(key, lead);
+        self.resources[usize_of(key)].lead = lead;
         length
     }
 
@@ -69,7 +69,7 @@ impl Index {
             }
             last = *replay;
         }
-        self.set_lead(key, lead);
+        self.resources[usize_of(key)].lead = lead;
         let events = run[..=at].iter().filter(|(_, is_replay)| !is_replay).count();
         u32::try_from(events).unwrap_or(u32::MAX)
     }
@@ -87,13 +87,6 @@ impl Index {
             }
         }
         run
-    }
-
-    /// Makes a webhook the lead; [`NONE`] makes the choice undecided again.
-    pub(crate) fn set_lead(&mut self, key: ResourceKey, lead: NodeKey) {
-        if let Some(resource) = self.resources.get_mut(usize_of(key)) {
-            resource.lead = lead;
-        }
     }
 }
 

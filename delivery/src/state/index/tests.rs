@@ -113,9 +113,11 @@ fn a_recorded_lead_stands_for_no_replay() {
                 one.add(ms, Some(seq));
             }
             assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 3);
+            one.index.set_state(one.resource, HeadState::Sending);
             for (seq, ms) in seqs(&after) {
                 one.add(ms, Some(seq));
             }
+            one.index.set_state(one.resource, HeadState::Retrying);
             assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 3);
             let run = one.index.run(one.resource).into_iter();
             let run: Vec<u64> = run.map(|node| one.index.node(node).position.ms).collect();
@@ -138,6 +140,58 @@ fn a_recorded_lead_stands_for_no_replay() {
         0,
         "only a replay is before it"
     );
+}
+
+#[test]
+fn a_webhook_goes_to_its_place_among_those_for_which_a_head_that_waits_stands() {
+    // The first takes the place of the head; a replay and an event of another lane come later.
+    for (ms, replay, is_head) in [(10, Some(2), true), (21, Some(2), false), (22, None, false)] {
+        let mut one = One::new();
+        for ms in [20, 25, 30] {
+            one.add(ms, None);
+        }
+        one.add(24, Some(1));
+        assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 2);
+        assert_eq!(one.order(), [20, 25, 24, 30]);
+        assert_eq!(one.add(ms, replay).is_head, is_head);
+        let mut sorted = vec![20, 24, 25, 30, ms];
+        sorted.sort_unstable();
+        assert_eq!(one.order(), sorted);
+        assert_eq!(one.index.lead(one.resource), one.index.all_of(one.resource).first().copied());
+    }
+}
+
+#[test]
+fn an_event_after_those_for_which_a_head_stands_leaves_the_choice_as_it_is() {
+    let mut one = One::new();
+    for ms in [20, 25, 30] {
+        one.add(ms, None);
+    }
+    one.add(24, Some(1));
+    assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 2);
+    let lead = one.index.lead(one.resource);
+    for (ms, replay) in [(40, None), (26, Some(2)), (28, None)] {
+        assert!(!one.add(ms, replay).is_head);
+    }
+    assert_eq!(one.order(), [20, 25, 24, 26, 28, 30, 40]);
+    assert_eq!(one.index.lead(one.resource), lead);
+}
+
+#[test]
+fn replays_go_before_a_head_whose_choice_is_undone() {
+    let mut one = One::new();
+    for ms in [20, 25] {
+        one.add(ms, None);
+    }
+    assert!(!one.index.undo_choice(one.resource), "nothing is chosen");
+    assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 2);
+    one.index.set_state(one.resource, HeadState::Recording);
+    assert!(!one.add(10, Some(1)).is_head);
+    assert_eq!(one.order(), [20, 25, 10]);
+    one.index.set_state(one.resource, HeadState::Ready);
+    assert!(one.index.undo_choice(one.resource));
+    assert_eq!(one.order(), [10, 20, 25]);
+    assert!(!one.index.undo_choice(one.resource));
 }
 
 #[test]
