@@ -1,5 +1,7 @@
 //! Consistency checks of the core's state, for tests. Each check scans everything and is slow.
 
+use std::collections::HashMap;
+
 use crate::classified::{Class, Content};
 use crate::state::Core;
 use crate::state::index::{LaneKey, ResourceKey};
@@ -23,13 +25,16 @@ impl<C: Content> Core<C> {
             + queue.leads.len() * LEAD_BYTES
     }
 
-    /// Description of a webhook that no turn will ever reach, if there is one. That is a ready
-    /// resource that no lane lists, or a lane with ready resources and no future check.
+    /// Description of a webhook that no turn will ever reach, if there is one. That is a ready or held
+    /// resource that is not listed, or a lane with ready resources and no future check.
     pub fn lost_turn(&self) -> Option<String> {
         let waiting = self.waiting_turn.map(|turn| turn.resource);
         for (key, resource) in self.queue.index.resources() {
             if !resource.state.is_at_work() && !self.is_in_order(key) {
                 return Some(format!("{:x} is not in the order of positions", resource.hash));
+            }
+            if resource.state == HeadState::Held && !self.is_held(key) {
+                return Some(format!("{:x} is held, and its shop does not list it", resource.hash));
             }
             if resource.state == HeadState::Unread && !self.queue.unread.resources.contains(&key) {
                 return Some(format!("{:x} waits for its lead, and is not listed", resource.hash));
@@ -46,8 +51,23 @@ impl<C: Content> Core<C> {
                 return Some(format!("{head:?} is ready, and its lane does not list it"));
             }
         }
+        let mut paused: HashMap<LaneKey, u32> = HashMap::new();
+        for (key, resource) in self.queue.index.resources() {
+            if resource.state == HeadState::Paused
+                && let Some(lane) = self.queue.index.lane(key)
+            {
+                *paused.entry(lane).or_default() += 1;
+            }
+        }
         let mut lanes = self.queue.lanes.iter();
         lanes.find_map(|(key, lane)| {
+            let paused = paused.get(&key).copied().unwrap_or_default();
+            if lane.flow.paused != paused {
+                return Some(format!(
+                    "{paused} heads of lane {:x} are paused: {lane:?}",
+                    lane.hash
+                ));
+            }
             let lost = [Class::Priority, Class::Rest].into_iter().find(|class| {
                 self.has_ready(key, lane, *class) && !self.is_looked_at_again(key, lane, *class)
             })?;
@@ -60,6 +80,15 @@ impl<C: Content> Core<C> {
         let all = index.all_of(key);
         index.lead(key) != all.first().copied()
             || all.is_sorted_by_key(|node| index.node(*node).position)
+    }
+
+    fn is_held(&self, key: ResourceKey) -> bool {
+        let index = &self.queue.index;
+        let lane = index.lane(key).and_then(|lane| self.queue.lanes.get(lane));
+        let shop = lane.and_then(|lane| self.queue.shops.get(lane.shop));
+        let held = shop.and_then(|shop| shop.barriers.as_ref()).map(|barriers| &barriers.held);
+        let head = index.head(key);
+        held.is_some_and(|held| head.is_some_and(|head| held.get(&head) == Some(&key)))
     }
 
     fn has_ready(&self, key: LaneKey, lane: &Lane, class: Class) -> bool {

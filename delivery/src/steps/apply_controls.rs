@@ -170,7 +170,7 @@ pub(crate) fn tidy_controls<C: Content>(core: &mut Core<C>) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{HashMap, HashSet};
 
     use super::*;
     use crate::event::Loaded;
@@ -178,6 +178,26 @@ mod tests {
     use crate::state::resource::Step;
     use crate::steps::sample::{self, at};
     use crate::turn::Turn;
+
+    fn controls(drops: Drops) -> Controls<()> {
+        let shops = HashSet::new();
+        Controls { version: 1, is_all_paused: false, shops, filters: Vec::new(), drops }
+    }
+
+    #[test]
+    fn replays_go_to_their_places_when_the_event_that_was_chosen_is_dropped() {
+        let mut core = sample::core(1_000_000, Loaded::default());
+        let [lane, _] = sample::lanes(&mut core);
+        let resource = sample::add(&mut core, lane, 7, at(20), false);
+        sample::add(&mut core, lane, 7, at(28), false);
+        sample::add(&mut core, lane, 7, at(25), true);
+        sample::add(&mut core, lane, 7, at(30), false);
+        assert_eq!(core.queue.index.lead_up_to(resource, at(30), |_| false), 3);
+        assert_eq!(sample::order(&core, resource), [20, 28, 30, 25]);
+        let main = HashMap::from([(at(30).entry(), vec![0b1])]);
+        controls_changed(&mut core, controls(Drops { main, ..Drops::default() }));
+        assert_eq!(sample::order(&core, resource), [20, 25, 28]);
+    }
 
     #[test]
     fn what_has_gone_since_it_waited_for_a_slot_is_left_alone() {
@@ -187,14 +207,7 @@ mod tests {
         let shop = core.queue.lanes.get(lane).expect("lane").shop;
         core.waiting_turn = Some(Turn { shop, lane, resource });
         core.queue.step(resource, Step::Sent);
-        let controls = Controls {
-            version: 1,
-            is_all_paused: false,
-            shops: HashSet::new(),
-            filters: Vec::new(),
-            drops: Drops::default(),
-        };
-        controls_changed(&mut core, controls);
+        controls_changed(&mut core, controls(Drops::default()));
         assert_eq!(core.queue.index.state(resource), Some(HeadState::Sending));
         assert!(core.waiting_turn.is_none());
     }

@@ -135,3 +135,30 @@ pub(crate) fn ends_as_duplicate<C: Content>(
     finish::finish(core, Finished { resource, end, fingerprint, attempts: 0 });
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Loaded;
+    use crate::steps::sample::{self, at};
+
+    #[test]
+    fn a_replay_that_came_while_the_lead_was_recorded_goes_first() {
+        let leads = vec![(7, at(30))];
+        let mut core = sample::core(1_000_000, Loaded { leads, ..Loaded::default() });
+        core.queue.main.read_to = at(100).entry();
+        let [lane, _] = sample::lanes(&mut core);
+        let resource = sample::add(&mut core, lane, 7, at(20), false);
+        sample::add(&mut core, lane, 7, at(30), false);
+        assert_eq!(core.queue.index.lead_up_to(resource, at(30), |_| false), 2);
+        core.queue.step(resource, Step::Blocked(HeadState::Recording));
+        sample::add(&mut core, lane, 7, at(10), true);
+        assert_eq!(sample::order(&core, resource), [20, 30, 10]);
+        core.queue.step(resource, Step::Released);
+        let shop = core.queue.lanes.get(lane).expect("lane").shop;
+        assert!(at_turn(&mut core, Turn { shop, lane, resource }, Duration::ZERO).is_none());
+        assert_eq!(sample::order(&core, resource), [10, 20, 30]);
+        assert_eq!(core.queue.index.state(resource), Some(HeadState::Ready));
+        assert!(core.reading.waiting.is_empty(), "nothing is read for the lead");
+    }
+}

@@ -110,3 +110,9 @@ pub(crate) fn add(
     arrive::index_webhook(core, lane, &entry);
     core.queue.index.by_hash(resource).expect("it is indexed")
 }
+
+/// Times of the webhooks of a resource, in milliseconds, the head first.
+pub(crate) fn order(core: &Core<NoContent>, resource: ResourceKey) -> Vec<u64> {
+    let index = &core.queue.index;
+    index.all_of(resource).into_iter().map(|node| index.node(node).position.ms).collect()
+}

@@ -179,19 +179,27 @@ fn an_event_after_those_for_which_a_head_stands_leaves_the_choice_as_it_is() {
 
 #[test]
 fn replays_go_before_a_head_whose_choice_is_undone() {
-    let mut one = One::new();
-    for ms in [20, 25] {
-        one.add(ms, None);
+    let undo: [fn(&mut One) -> bool; 2] = [
+        |one| one.index.undo_choice(one.resource),
+        // An older webhook, which is not the new head itself.
+        |one| one.add(15, Some(2)).is_head,
+    ];
+    for undo in undo {
+        let mut one = One::new();
+        for ms in [20, 25] {
+            one.add(ms, None);
+        }
+        assert!(!one.index.undo_choice(one.resource), "nothing is chosen");
+        assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 2);
+        one.index.set_state(one.resource, HeadState::Recording);
+        assert!(!one.add(10, Some(1)).is_head);
+        assert_eq!(one.order(), [20, 25, 10]);
+        one.index.set_state(one.resource, HeadState::Ready);
+        assert!(undo(&mut one));
+        let order: Vec<u64> = one.order().into_iter().filter(|ms| *ms != 15).collect();
+        assert_eq!(order, [10, 20, 25]);
+        assert!(!one.index.undo_choice(one.resource));
     }
-    assert!(!one.index.undo_choice(one.resource), "nothing is chosen");
-    assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 2);
-    one.index.set_state(one.resource, HeadState::Recording);
-    assert!(!one.add(10, Some(1)).is_head);
-    assert_eq!(one.order(), [20, 25, 10]);
-    one.index.set_state(one.resource, HeadState::Ready);
-    assert!(one.index.undo_choice(one.resource));
-    assert_eq!(one.order(), [10, 20, 25]);
-    assert!(!one.index.undo_choice(one.resource));
 }
 
 #[test]
