@@ -197,55 +197,53 @@ pub async fn run(
     lead: impl AsyncFn(Leadership) -> Result<End, QueueError>,
 ) {
     while !shutdown.is_cancelled() {
-        let work = async { lead(stand_by(config).await?).await };
-        match lead_until(work, config, shutdown).await {
-            Some(Ok(end)) => {
+        // A standby stops at once. A leader also gets `shutdown`, and ends in its own time.
+        let led = match stand_by(config, shutdown).await {
+            Ok(Some(leadership)) => lead(leadership).await,
+            Ok(None) => return,
+            Err(error) => Err(error),
+        };
+        match led {
+            Ok(end) => {
                 tracing::info!(?end, "leadership ended");
                 if end == End::Stale {
                     // The cause of the new start may occur again.
                     tokio::time::sleep(LOOK_EVERY).await;
                 }
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 config.unavailable(&error);
                 tokio::time::sleep(LOOK_EVERY).await;
             }
-            None => return,
         }
     }
 }
 
-/// A standby stops at once. A leader also gets `shutdown`, and ends in its own time.
-async fn lead_until(
-    work: impl Future<Output = Result<End, QueueError>>,
+/// Waits until there is no leader, and takes the lease. Returns `None` after `shutdown`.
+async fn stand_by(
     config: &ElectionConfig,
     shutdown: &CancellationToken,
-) -> Option<Result<End, QueueError>> {
-    let mut work = std::pin::pin!(work);
-    tokio::select! {
-        end = &mut work => return Some(end),
-        () = shutdown.cancelled() => {}
-    }
-    if config.gauges.leader.get() == 0 {
-        return None;
-    }
-    Some(work.await)
-}
-
-/// Waits until there is no leader, and takes the lease.
-async fn stand_by(config: &ElectionConfig) -> Result<Leadership, QueueError> {
+) -> Result<Option<Leadership>, QueueError> {
     let ElectionConfig { redis, consumer, start_at, .. } = config;
-    let mut connection = redis.connect(Some(ANSWER_TIMEOUT)).await?;
-    let registered = consumers::register(redis, &mut connection, Some(consumer), *start_at).await?;
+    let register = async {
+        let mut connection = redis.connect(Some(ANSWER_TIMEOUT)).await?;
+        let known = consumers::register(redis, &mut connection, Some(consumer), *start_at).await?;
+        Ok::<_, QueueError>((connection, known))
+    };
+    let Some(registered) = shutdown.run_until_cancelled(register).await else { return Ok(None) };
+    let (mut connection, registered) = registered?;
     let candidacy = Candidacy::new(redis.clone(), consumer);
     let mut watch = StallDetector::default();
     let mut last_answer = Instant::now();
     let (sent_at, confirmed) = loop {
-        let seen = candidacy.look(&mut connection).await?;
+        let look = candidacy.look(&mut connection);
+        let Some(seen) = shutdown.run_until_cancelled(look).await else { return Ok(None) };
+        let seen = seen?;
         let since_last = last_answer.elapsed();
         last_answer = Instant::now();
         if watch.observe(&seen, since_last) {
             let sent_at = boottime();
+            // Not cut short: the lease may be taken already.
             match candidacy.take(&mut connection, &seen).await {
                 Ok(confirmed) => break (sent_at, confirmed),
                 Err(QueueError::Fenced) => continue,
@@ -255,7 +253,10 @@ async fn stand_by(config: &ElectionConfig) -> Result<Leadership, QueueError> {
         if config.readiness.not_ready("standby: another instance is the leader") {
             tracing::info!("another instance is the leader; standing by");
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        let wait = tokio::time::sleep(LOOK_EVERY);
+        if shutdown.run_until_cancelled(wait).await.is_none() {
+            return Ok(None);
+        }
     };
     let leader = LeaderHandle {
         token: candidacy.token().to_owned(),
@@ -274,7 +275,7 @@ async fn stand_by(config: &ElectionConfig) -> Result<Leadership, QueueError> {
     };
     leader.confirmed(sent_at, confirmed);
     let confirmed_at = Instant::now();
-    Ok(Leadership { config: config.clone(), connection, candidacy, leader, confirmed_at })
+    Ok(Some(Leadership { config: config.clone(), connection, candidacy, leader, confirmed_at }))
 }
 
 impl Leadership {
@@ -313,17 +314,28 @@ impl Leadership {
         let keeper = tokio::spawn(keeper);
         let end = work(leader).await;
         keeper.abort();
-        if end != End::Lost
-            && let Ok(mut connection) = config.redis.connect(Some(ANSWER_TIMEOUT)).await
-            && let Err(error) = candidacy.release(&mut connection).await
-        {
-            tracing::debug!(
-                error = chain(&error),
-                "the consumer was not released; a standby takes it in 8 s"
-            );
+        if end != End::Lost {
+            release(&config.redis, &candidacy).await;
         }
         config.gauges.leader.set(0);
         end
+    }
+
+    /// Releases a lease that was taken and is not held.
+    pub async fn release(self) {
+        release(&self.config.redis, &self.candidacy).await;
+    }
+}
+
+/// Releases the lease, so that a standby need not wait until it has expired.
+async fn release(redis: &Redis, candidacy: &Candidacy) {
+    if let Ok(mut connection) = redis.connect(Some(ANSWER_TIMEOUT)).await
+        && let Err(error) = candidacy.release(&mut connection).await
+    {
+        tracing::debug!(
+            error = chain(&error),
+            "the consumer was not released; a standby takes it in 8 s"
+        );
     }
 }
 

@@ -6,11 +6,11 @@ use spillway_consumer::leader_election::{self, ElectionConfig, End, Leadership};
 use spillway_delivery::{DedupWindow, LaneLoaded, Loaded};
 use spillway_process::Readiness;
 use spillway_process::supervisor::Watchdog;
-use spillway_queue::QueueError;
 use spillway_queue::consumers::{HTTP, StartAt};
-use spillway_queue::controls;
+use spillway_queue::controls::{self, OperatorControls, ScanCursor};
 use spillway_queue::lane::{KeyScheme, LaneRow};
 use spillway_queue::read::StreamReader;
+use spillway_queue::{QueueError, Redis};
 use spillway_webhook::StreamId;
 use tokio_util::sync::CancellationToken;
 
@@ -56,7 +56,12 @@ async fn lead(
     shutdown: &CancellationToken,
 ) -> Result<End, QueueError> {
     let redis = &instance.settings.common.redis;
-    let start = load(instance, &mut leadership).await?;
+    let loaded = shutdown.run_until_cancelled(load(instance, &mut leadership)).await;
+    let Some(loaded) = loaded else {
+        leadership.release().await;
+        return Ok(End::Stopped);
+    };
+    let start = loaded?;
     tracing::info!(
         cursor = %start.loaded.cursor, lanes = start.rows.len(), "leading the consumer"
     );
@@ -92,7 +97,7 @@ async fn load(
     let retries = reader.main_retries(leadership.connection()).await?;
     leadership.confirm().await?;
     let seen = seen(&reader, leadership, instance.settings.dedup).await?;
-    let controls = controls::read(redis, leadership.connection(), HTTP).await?;
+    let controls = controls(redis, leadership).await?;
     let scheme = instance.settings.key_scheme();
     let loaded = Loaded {
         cursor: progress.cursor,
@@ -103,6 +108,22 @@ async fn load(
         retries,
     };
     Ok(WorkerStart { consumer: HTTP, loaded, rows, mark: progress.mark, seen, controls })
+}
+
+/// Reads an operator's controls. Leadership is confirmed meanwhile: there may be millions of webhooks to
+/// drop.
+async fn controls(
+    redis: &Redis,
+    leadership: &mut Leadership,
+) -> Result<OperatorControls, QueueError> {
+    let mut read = controls::read_orders(redis, leadership.connection(), HTTP).await?;
+    let mut at = Some(ScanCursor::default());
+    while let Some(cursor) = at {
+        let connection = leadership.connection();
+        at = controls::read_names(redis, connection, HTTP, cursor, &mut read.dropping).await?;
+        leadership.confirm().await?;
+    }
+    Ok(read)
 }
 
 fn lane(row: &LaneRow, scheme: KeyScheme) -> LaneLoaded {

@@ -19,6 +19,13 @@ use crate::read::stream_id;
 /// Redis.
 const NAMED_MAX: usize = 10_000;
 
+/// Names that one read asks for. It bounds the time for which the read blocks Redis to some milliseconds.
+const NAMES_READ: usize = 2_000;
+
+/// Place in the webhooks to drop; the first one by default.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScanCursor(u64);
+
 /// Selection of webhooks. A field that is `None` is not compared. An empty filter selects all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Filter {
@@ -180,15 +187,45 @@ pub async fn read(
     connection: &mut Connection,
     consumer: &str,
 ) -> Result<OperatorControls, QueueError> {
-    let keys = redis.keys.of(consumer);
-    // One script reads both: the drops must not be older than the version.
-    let (fields, named): (HashMap<String, String>, HashMap<String, Vec<u8>>) =
-        Script::new(include_str!("lua/controls.lua"))
-            .key(keys.controls())
-            .key(keys.dropping())
-            .invoke_async(connection)
-            .await?;
-    let mut dropping = Dropping::default();
+    let mut controls = read_orders(redis, connection, consumer).await?;
+    let mut at = Some(ScanCursor::default());
+    while let Some(cursor) = at {
+        at = read_names(redis, connection, consumer, cursor, &mut controls.dropping).await?;
+    }
+    Ok(controls)
+}
+
+/// Reads the controls to `consumer` that are in force, without the webhooks to drop. Those are read
+/// afterwards ([`read_names`]): they must not be older than the version.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn read_orders(
+    redis: &Redis,
+    connection: &mut Connection,
+    consumer: &str,
+) -> Result<OperatorControls, QueueError> {
+    let fields: HashMap<String, String> =
+        cmd("HGETALL").arg(redis.keys.of(consumer).controls()).query_async(connection).await?;
+    let version = number(fields.get("version"));
+    Ok(OperatorControls { version, pauses: pauses(&fields), dropping: Dropping::default() })
+}
+
+/// Reads some of the webhooks to drop into `dropping`: there may be millions. Returns the place of the
+/// next part, or `None` after the last one.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn read_names(
+    redis: &Redis,
+    connection: &mut Connection,
+    consumer: &str,
+    cursor: ScanCursor,
+    dropping: &mut Dropping,
+) -> Result<Option<ScanCursor>, QueueError> {
+    let mut command = cmd("HSCAN");
+    command.arg(redis.keys.of(consumer).dropping()).arg(cursor.0).arg("COUNT").arg(NAMES_READ);
+    let (next, named): (u64, HashMap<String, Vec<u8>>) = command.query_async(connection).await?;
     for (name, bits) in named {
         match name.strip_prefix(REPLAY) {
             Some(id) => {
@@ -199,8 +236,7 @@ pub async fn read(
             }
         }
     }
-    let version = number(fields.get("version"));
-    Ok(OperatorControls { version, pauses: pauses(&fields), dropping })
+    Ok((next != 0).then_some(ScanCursor(next)))
 }
 
 /// Reads the progress of `consumer` with its controls.

@@ -125,3 +125,36 @@ async fn a_leader_that_slept_through_a_takeover_settles_nothing_and_stands_by() 
     let repeats_max = in_flight_at_stop + CONCURRENCY + in_flight_at_kill;
     pair.settle("takeover there and back", running, repeats_max).await;
 }
+
+/// Orders to drop this many webhooks, of which none is there any more.
+async fn order_to_drop(redis: &RedisServer, webhooks: u32) {
+    let script = "for ms = 1, ARGV[1] do redis.call('HSET', KEYS[1], ms .. '-0', '\\1') end";
+    let count = webhooks.to_string();
+    redis.command::<()>(&["EVAL", script, "1", "{spillway}:http:dropping", &count]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_to_drop_two_million_keeps_nobody_from_leading_nor_the_lease_from_being_freed() {
+    let cell = Cell::alone();
+    let redis = cell.redis(&["--maxmemory", "1gb"]).await;
+    order_to_drop(&redis, 2_000_000).await;
+    let backend = Backend::start().await;
+    let receiver = cell.receiver(&[]).await;
+    let mut downstreamer = cell.downstreamer_starting(&backend.url(), &[]);
+    until("it takes the lease", TAKEOVER, async || {
+        redis.command::<bool>(&["EXISTS", "{spillway}:http:leader"]).await
+    })
+    .await;
+    downstreamer.sigterm();
+    assert!(downstreamer.exit(TAKEOVER).await.success());
+    assert!(!downstreamer.output().contains("leading the consumer"), "it was too fast");
+    let left: Option<String> = redis.command(&["GET", "{spillway}:http:leader"]).await;
+    assert_eq!(left.unwrap_or_default(), "", "nobody else may lead for 8 s");
+
+    downstreamer.restart();
+    let ledger = Arc::new(Ledger::default());
+    let running = Load::steady(seed("orders to drop", 5)).start(receiver.address(), &ledger);
+    until("the load flows", TAKEOVER * 3, async || backend.delivered() > 100).await;
+    running.stop().await;
+    ledger.delivered_to(&backend, Duration::from_secs(60)).await;
+}

@@ -142,3 +142,31 @@ async fn the_front_of_each_span_is_read_without_the_rest() {
     assert!(packs[1].is_empty());
     assert_eq!(packs[2], [(ids[0], &b"one"[..]), (ids[1], b"two")]);
 }
+
+#[tokio::test]
+async fn a_drop_of_many_is_read_in_parts() {
+    const ENTRIES: u64 = 100_000;
+    // A read of more would block Redis for more than some milliseconds.
+    const PART_MAX: u64 = 10_000;
+    let server = Server::start(&[]).await;
+    let http = TestConsumer::start(&server, "http").await;
+    let redis = http.redis.clone();
+    let mut connection = server.connect().await;
+    let key = redis.keys.of("http").dropping();
+    for first in (1..=ENTRIES).step_by(10_000) {
+        let mut command = redis::cmd("HSET");
+        command.arg(&key);
+        for ms in first..first + 10_000 {
+            command.arg(format!("{ms}-0")).arg(&[1_u8][..]);
+        }
+        command.exec_async(&mut connection).await.unwrap();
+    }
+    let read = controls::read(&redis, &mut connection, "http").await.unwrap();
+    assert_eq!(read.dropping.main.len() as u64, ENTRIES);
+    assert!((1..=ENTRIES).all(|ms| read.dropping.is_named(StreamId { ms, seq: 0 }, 0)));
+    let mut info = redis::cmd("INFO");
+    let stats: String = info.arg("commandstats").query_async(&mut connection).await.unwrap();
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_hscan:calls="));
+    let calls: u64 = calls.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0);
+    assert!(calls >= ENTRIES / PART_MAX, "{stats}");
+}
