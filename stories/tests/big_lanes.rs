@@ -39,6 +39,8 @@ const AT_HAND: u64 = 20;
 const RESIDENT_MORE_MAX: f64 = 16.0;
 /// Freed memory, in MiB, that the allocator keeps for a while. It matters if there are few lanes.
 const KEPT_SMALL: f64 = 12.0;
+/// Time after which the allocator has returned what it can.
+const ALLOCATOR_RETURNS_WITHIN: Duration = Duration::from_secs(20);
 /// Memory per lane if there are many: names, row, window. docs/sizing.md has the same figure.
 const ROW_MEBIBYTES: f64 = 1_536.0 / 1_048_576.0;
 const READY_MAX: Duration = Duration::from_secs(2);
@@ -369,7 +371,14 @@ async fn waits_in_lanes(
         let settled = from + Duration::from_secs(1)..app.record.elapsed();
         let p99 = app.healthy_p99(settled);
         figures.at_most(&format!("healthy p99 after {name} (s)"), p99, HEALTHY_P99);
-        let more = mebibytes(downstreamer.resident_bytes()) - before;
+        // The allocator returns the memory that loading needed.
+        let more = || mebibytes(downstreamer.resident_bytes()) - before;
+        let began = Instant::now();
+        while !app.is_bounded(more()) && began.elapsed() < ALLOCATOR_RETURNS_WITHIN {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        figures.note(&format!("returned after {name} within (s)"), began.elapsed().as_secs_f64());
+        let more = more();
         figures.judge(&format!("resident more after {name} (MiB)"), more, app.is_bounded(more));
     }
     flow.abort();
