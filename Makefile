@@ -49,7 +49,7 @@ endure: ## the stories that the suite plays small, at the size of the promise (7
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	ENDURE=1 cargo test --locked -p stories --test suite -- --nocapture --test-threads 1 --skip big_lanes:: \
-		duplicates:: circuit_breaker:: verbs:: kafka_exactly_once:: kafka_faults:: restart:: lanes:: spill:: spill_disk::
+		duplicates:: circuit_breaker:: verbs:: kafka_exactly_once:: kafka_faults:: restart:: lanes:: shop_share:: spill:: spill_disk::
 	@echo 'longer, each by itself: make endure-shops, make endure-lanes, make endure-spill'
 
 chaos endure-spill endure-shops endure-lanes hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c

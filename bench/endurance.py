@@ -29,8 +29,8 @@ SHOPS = """# One percent fails, one hangs, one is paused, one is over its rate
 receiver; a backend that takes 5 ms. In the *bad* phase one shop in a hundred is answered 500, one gets no
 answer within `DELIVERY_TIMEOUT` (4 s), one is paused by `spillway pause --shop`, and one sends more than
 `SHOP_MAX_RATE`. The downstreamer gets SIGTERM after a third of it and SIGKILL after two. p50 and p99 are
-those of the healthy shops, from the receiver's 200 to the delivery, without the time in which no
-downstreamer led. Load, servers, Redis and backend share the cores.
+those of the healthy shops, from the receiver's 200 to the delivery, without the first 5 s of each phase and
+without the time from 1 s before each signal until 5 s after they had caught up. Load, servers, Redis and backend share the cores.
 """
 LANES = """# Large lanes, and many of them
 
