@@ -6,6 +6,7 @@
 //! `judge` → core → `translate`. Also: `reader` (packs and chunks that the core asks for), `controls` (set by an
 //! operator) and `status`.
 
+mod access;
 mod backend;
 mod body;
 mod classify;
@@ -36,7 +37,7 @@ use spillway_process::Background;
 use spillway_process::admin;
 use spillway_process::error::chain;
 use spillway_process::start::Unavailable;
-use spillway_process::supervisor::{self, Watchdog};
+use spillway_process::{reload, supervisor};
 use spillway_queue::consumers::HTTP;
 use spillway_queue::health;
 use tokio_util::sync::CancellationToken;
@@ -56,7 +57,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Arc::new(DownstreamerMetrics::new());
-    let background = Background::default();
+    let background = Background::start();
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
     if settings.common.exit_if_unavailable {
@@ -70,15 +71,17 @@ pub async fn run(
         dead_keep: settings.dead_keep,
     };
     background.spawn("health check of redis", watch::run(watched, after_all.clone()));
+    background.spawn("reading the files again", reload::start(settings.access.states())?);
     let sender = Arc::new(DeliveryClient::new(&settings)?);
     tracing::info!(
         backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
     );
     supervisor::ready();
     readiness.stops_with(&shutdown);
-    let watchdog = Watchdog::start();
-    let instance = DownstreamerInstance { settings, metrics, sender, readiness, watchdog };
-    let ended = background.supervise(&shutdown, leadership::run(&instance, &shutdown)).await;
+    let leading = background.watch("the election");
+    let instance = DownstreamerInstance { settings, metrics, sender, readiness, background };
+    let leading = leading.attend(leadership::run(&instance, &shutdown));
+    let ended = instance.background.supervise(&shutdown, leading).await;
     after_all.cancel();
     Ok(ended?)
 }

@@ -160,7 +160,7 @@ impl PayloadFetcher {
         let logged_at = Mutex::default();
         let Some(settings) = settings else { return Ok(Self { fetching: None, logged_at }) };
         let options = ClientOptions {
-            tls: tls("PAYLOAD_HOSTS", settings.has_tls())?,
+            tls: tls("PAYLOAD_HOSTS", settings.has_tls(), &BackendAccess::default())?,
             server_name: None,
             takes_http2: false,
             timeout,

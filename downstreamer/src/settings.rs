@@ -12,6 +12,7 @@ use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
 use spillway_delivery::{Backoff, Config, ShopBounds, Tuning};
 use spillway_limiter::Bounds;
 
+use crate::access::{AccessArgs, BackendAccess};
 use crate::backend::Backend;
 use crate::payload::{PayloadHost, PayloadSettings};
 
@@ -36,6 +37,9 @@ pub struct DownstreamerArgs {
     /// Host header and TLS server name; default: the URL's
     #[arg(long, env = "DOWNSTREAM_HOST")]
     downstream_host: Option<String>,
+
+    #[command(flatten)]
+    access: AccessArgs,
 
     /// Address of /livez, /readyz and /metrics
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9812")]
@@ -157,6 +161,8 @@ pub struct DownstreamerSettings {
     pub common: ProcessSettings,
     /// Backend that webhooks are delivered to.
     pub backend: Backend,
+    /// Access to the backend.
+    pub access: BackendAccess,
     /// Address of the admin endpoint.
     pub admin_listen: SocketAddr,
     /// Unit that is kept in order.
@@ -251,6 +257,7 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
         DownstreamerSettings {
             common: self.common.check(checker),
             backend,
+            access: self.access.check(checker),
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
             order_by: checker.choice("ORDER_BY", &self.order_by, &choices),
             delivery_timeout,

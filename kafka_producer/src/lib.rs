@@ -32,7 +32,7 @@ use spillway_process::Background;
 use spillway_process::admin;
 use spillway_process::error::chain;
 use spillway_process::start::Unavailable;
-use spillway_process::supervisor::{self, Watchdog};
+use spillway_process::supervisor;
 use spillway_queue::consumers::KAFKA;
 use spillway_queue::health;
 use tokio_util::sync::CancellationToken;
@@ -52,7 +52,7 @@ use crate::settings::ProducerSettings;
 pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Arc::new(ProducerMetrics::new());
-    let background = Background::default();
+    let background = Background::start();
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
     if settings.common.exit_if_unavailable {
@@ -74,12 +74,12 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
         "producing"
     );
     supervisor::ready();
-    // Only the runtime is watched, which confirms leadership. The producing thread waits for Kafka
-    // for as long as Kafka takes.
-    Watchdog::start();
+    // The producing thread is not watched: it waits for Kafka for as long as Kafka takes.
+    let leading = background.watch("the election");
     readiness.stops_with(&shutdown);
     let instance = ProducerInstance::new(settings, metrics, readiness);
-    let ended = background.supervise(&shutdown, leadership::run(&instance, &shutdown)).await;
+    let leading = leading.attend(leadership::run(&instance, &shutdown));
+    let ended = background.supervise(&shutdown, leading).await;
     after_all.cancel();
     Ok(ended??)
 }

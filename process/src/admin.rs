@@ -110,7 +110,8 @@ pub async fn start(
     })?;
     let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
     let after_all = CancellationToken::new();
-    let serving = serve(listener, registry.clone(), readiness.clone(), after_all.clone());
+    let probes = Probes { readiness: readiness.clone(), background: background.clone() };
+    let serving = serve(listener, registry.clone(), probes, after_all.clone());
     background.spawn("the admin endpoint", serving);
     Ok((readiness, after_all))
 }
@@ -118,13 +119,13 @@ pub async fn start(
 async fn serve(
     listener: TcpListener,
     registry: Registry,
-    readiness: Readiness,
+    probes: Probes,
     stop: CancellationToken,
 ) {
     let router = Router::new()
-        .route("/livez", get(|| async { "alive\n" }))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .with_state(readiness)
+        .with_state(probes)
         .route("/metrics", get(move || async move { encode(&registry) }));
     let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
     if let Err(error) = served {
@@ -132,7 +133,23 @@ async fn serve(
     }
 }
 
-async fn readyz(State(readiness): State<Readiness>) -> (StatusCode, String) {
+/// State of the process for probes.
+#[derive(Debug, Clone)]
+struct Probes {
+    readiness: Readiness,
+    background: Background,
+}
+
+/// 503 if a part of the process is stuck: a restart is all that helps.
+async fn livez(State(probes): State<Probes>) -> (StatusCode, String) {
+    let stuck = probes.background.stuck();
+    if stuck.is_empty() {
+        return (StatusCode::OK, "alive\n".to_owned());
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("stuck: {}\n", stuck.join(", ")))
+}
+
+async fn readyz(State(Probes { readiness, .. }): State<Probes>) -> (StatusCode, String) {
     match readiness.reason() {
         None => {
             let note = readiness.note().map(|note| format!("{note}\n")).unwrap_or_default();

@@ -198,7 +198,10 @@ impl Acceptor {
         let Some(accepted) = self.in_hand.take() else { return };
         self.metrics.answered(Refusal::Overloaded.outcome(), Duration::ZERO);
         self.refusing.spawn(async move {
-            if let Ok(stream) = accepted.into_stream() {
+            // Without a handshake, nothing can be said.
+            if !accepted.is_tls()
+                && let Ok(stream) = accepted.into_stream()
+            {
                 connection::refuse(stream).await;
             }
             drop(turn);
@@ -229,6 +232,11 @@ fn poll_accept(listener: &Listener, cx: &mut Context<'_>) -> Poll<io::Result<Acc
             // Answers are small. Waiting to fill a segment would only delay them.
             stream.set_nodelay(true)?;
             Ok(AcceptedConnection::Tcp(stream.into_std()?))
+        }),
+        Listener::Tls(listener) => listener.poll_accept(cx).map(|accepted| {
+            let (stream, _) = accepted?;
+            stream.set_nodelay(true)?;
+            Ok(AcceptedConnection::Tls(stream.into_std()?))
         }),
         Listener::Unix(listener) => listener
             .poll_accept(cx)

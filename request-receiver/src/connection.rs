@@ -24,6 +24,7 @@ use crate::reply::{NOT_HTTP, Refusal, raw_answer};
 use crate::settings::HEADER_BYTES_MAX;
 use crate::shutdown::Shutdown;
 use crate::stream::{PhasedStream, Stream};
+use crate::tls::{Handshakes, TlsEndpoint};
 
 /// Limits on reading from a sender that has not noticed a refusal yet. Closing at once would reset
 /// the connection and destroy the answer on its way.
@@ -50,18 +51,34 @@ pub struct Serving {
     pub shutdown: Shutdown,
     /// Time limits of connections.
     pub times: PhaseTimes,
+    /// HTTPS, if it is served.
+    pub tls: Option<TlsEndpoint>,
+    /// TLS handshakes under way.
+    pub handshakes: Handshakes,
 }
 
-/// Serves one connection to its end.
-pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
+/// Serves one connection to its end. If `is_tls`, it begins with a handshake.
+pub async fn serve(stream: Stream, is_tls: bool, phase: Arc<Phase>, serving: Arc<Serving>) {
     // A connection has no buffer and no hyper state until something comes. Clients that only
     // connect cost no more than their sockets.
     tokio::select! {
         biased;
         // Reading shows what there is, or which error.
-        _ = stream.readable() => Box::pin(serve_http(stream, phase, serving)).await,
+        _ = stream.readable() => match is_tls {
+            false => Box::pin(serve_http(stream, phase, serving)).await,
+            true => Box::pin(serve_https(stream, phase, serving)).await,
+        },
         // The connection was idle for too long, or the process stops.
         () = phase.swept() => close(PhasedStream::new(stream, phase.clone()), &phase).await,
+    }
+}
+
+/// Shakes hands, and serves the connection if that succeeds.
+async fn serve_https(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
+    let (Stream::Tcp(stream), Some(tls)) = (stream, &serving.tls) else { return };
+    let shaken = tls.shake_hands(stream, &phase, &serving.handshakes).await;
+    if let Some(stream) = shaken {
+        serve_http(Stream::Tls(stream), phase, serving).await;
     }
 }
 
@@ -129,7 +146,11 @@ pub async fn refuse(stream: Stream) {
 async fn write_refusal(stream: &mut PhasedStream, refusal: Refusal) {
     if !stream.is_write_blocked() {
         let answer = raw_answer(refusal);
-        tokio::time::timeout(LINGER, stream.write_all(answer.as_bytes())).await.ok();
+        let writing = async {
+            stream.write_all(answer.as_bytes()).await?;
+            stream.flush().await
+        };
+        tokio::time::timeout(LINGER, writing).await.ok();
     }
 }
 

@@ -32,6 +32,7 @@ pub mod spill;
 pub mod store;
 pub mod stream;
 mod sync;
+pub mod tls;
 pub mod topics;
 
 use std::sync::Arc;
@@ -42,11 +43,11 @@ use spillway_process::background::TaskEnded;
 use spillway_process::error::chain;
 use spillway_process::listen::Listener;
 use spillway_process::metrics::register;
+use spillway_process::reload::{self, FromFiles};
 use spillway_process::start::Unavailable;
-use spillway_process::supervisor::{self, Watchdog};
+use spillway_process::supervisor;
 use spillway_process::{Background, Readiness, admin};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -67,6 +68,8 @@ use crate::shutdown::Shutdown;
 use crate::store::Store;
 use crate::store::log::LogMetrics;
 use crate::store::watch::RedisWatch;
+use crate::tls::TlsEndpoint;
+use crate::tls::certificates::Certificates;
 use crate::topics::TopicMetrics;
 
 /// Time for which connections wait for the first look at Redis, a part of Shopify's 5 s.
@@ -85,11 +88,12 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
     let settings = Arc::new(settings);
     let metrics = ReceiverMetrics::new(&OUTCOMES);
     let topics = TopicMetrics::new(&metrics.registry);
-    let background = Background::default();
+    let background = Background::start();
     let secrets = client_secrets(&settings, &metrics, &background)?;
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
-    let listeners = Listener::all(&settings.listen).await?;
+    let tls_address = settings.tls.as_ref().map(|tls| tls.listen);
+    let listeners = Listener::all(&settings.listen, tls_address).await?;
     let stop_restoring = CancellationToken::new();
     let (store, restoring) = open_store(&settings, &background, &stop_restoring).await?;
     let log = store.log().map(|log| (store.gate().clone(), log.clone()));
@@ -105,7 +109,8 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
     background.spawn("health check of redis", watch.run(after_all.clone()));
     let ignored = Arc::new(Ignored::new(settings.ignore.clone()));
     let apps = apps(&settings, &secrets, &metrics)?;
-    let reloading = reload_on_hangup(secrets.clone(), apps.clone(), ignored.clone())?;
+    let (tls, certificates) = tls(&settings, &metrics)?.unzip();
+    let reloading = reloading(&secrets, apps.as_ref(), &ignored, certificates)?;
     background.spawn("reading the files again", reloading);
 
     log_start(&listeners);
@@ -120,7 +125,7 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
         shares,
         metrics: metrics.clone(),
         topics,
-        watchdog: Watchdog::start(),
+        tls,
         shutdown: shutdown.clone(),
         background: background.clone(),
     })?;
@@ -161,32 +166,28 @@ fn apps(
     Ok(Some(Arc::new(apps.map_err(anyhow::Error::msg)?)))
 }
 
-/// Reads the files of secrets, apps and shops again on each SIGHUP. The handler is installed by the call,
-/// not by the first poll: a signal in between would be lost, or end the process.
-fn reload_on_hangup(
-    secrets: Arc<ClientSecrets>,
-    apps: Option<Arc<Apps>>,
-    ignored: Arc<Ignored>,
+/// Starts to read the files of all these again when they change.
+fn reloading(
+    secrets: &Arc<ClientSecrets>,
+    apps: Option<&Arc<Apps>>,
+    ignored: &Arc<Ignored>,
+    certificates: Option<Arc<Certificates>>,
 ) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
-        while hangup.recv().await.is_some() {
-            let secrets = secrets.clone();
-            let apps = apps.clone();
-            let ignored = ignored.clone();
-            // Thousands of files may be read.
-            let reload = move || {
-                secrets.reload();
-                if let Some(apps) = apps {
-                    apps.reload();
-                }
-                ignored.reload();
-            };
-            if let Err(error) = spawn_blocking(reload).await {
-                tracing::error!(%error, "the files could not be read again");
-            }
-        }
-    })
+    let mut states: Vec<Arc<dyn FromFiles>> = vec![secrets.clone(), ignored.clone()];
+    states.extend(apps.cloned().map(|apps| apps as Arc<dyn FromFiles>));
+    states.extend(certificates.map(|certificates| certificates as Arc<dyn FromFiles>));
+    reload::start(states)
+}
+
+/// Serves HTTPS, if it is set.
+fn tls(
+    settings: &ReceiverSettings,
+    metrics: &ReceiverMetrics,
+) -> anyhow::Result<Option<(TlsEndpoint, Arc<Certificates>)>> {
+    let Some(tls) = &settings.tls else { return Ok(None) };
+    let certificates = Arc::new(Certificates::new(tls.files.clone(), tls.certificates.clone()));
+    let endpoint = TlsEndpoint::new(certificates.clone(), &metrics.registry)?;
+    Ok(Some((endpoint, certificates)))
 }
 
 /// Accepts connections until `stop`, and serves what is under way for as long as `within` then.
@@ -249,7 +250,8 @@ async fn open_store(
 fn start_shards(shared: ShardContext) -> std::io::Result<Vec<Shard>> {
     let shards = shard_count();
     let cores = cores_for(shards);
-    (0..shards).map(|shard| Shard::start(shared.clone(), cores.get(shard).copied())).collect()
+    let start = |number| Shard::start(shared.clone(), number, cores.get(number).copied());
+    (0..shards).map(start).collect()
 }
 
 fn shard_count() -> usize {

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use prometheus::{IntCounter, IntCounterVec, Opts};
+use spillway_process::reload::FromFiles;
 use spillway_process::settings::read_secrets;
 use spillway_webhook::signature::BadSignature;
 use spillway_webhook::{Secrets, Verified, Webhook};
@@ -99,8 +100,25 @@ impl ClientSecrets {
         &self.matches
     }
 
-    /// Reads the files again. If one can't be read, all old secrets stay in force.
-    pub fn reload(&self) {
+    fn read(&self) -> Result<SecretsInForce, String> {
+        let mut settings = self.configured.clone();
+        if let Some(file) = &settings.file {
+            settings.secrets = read_secrets(file)?;
+        }
+        if let Some(directory) = &settings.shops_directory {
+            settings.shops = read_directory(directory)?;
+        }
+        SecretsInForce::new(&settings, &self.matches)
+            .map_err(|error| format!("cannot read random numbers: {error}"))
+    }
+}
+
+impl FromFiles for ClientSecrets {
+    fn files(&self) -> Vec<PathBuf> {
+        self.configured.file.iter().chain(&self.configured.shops_directory).cloned().collect()
+    }
+
+    fn reload(&self) {
         if let Some(source) = &self.source {
             source.reload();
         }
@@ -125,18 +143,6 @@ impl ClientSecrets {
                 tracing::error!(%problem, "the secrets could not be read again; the old ones stay in force");
             }
         }
-    }
-
-    fn read(&self) -> Result<SecretsInForce, String> {
-        let mut settings = self.configured.clone();
-        if let Some(file) = &settings.file {
-            settings.secrets = read_secrets(file)?;
-        }
-        if let Some(directory) = &settings.shops_directory {
-            settings.shops = read_directory(directory)?;
-        }
-        SecretsInForce::new(&settings, &self.matches)
-            .map_err(|error| format!("cannot read random numbers: {error}"))
     }
 }
 

@@ -16,6 +16,7 @@ use crate::apps::AppSettings;
 use crate::ignored::{IgnoreSettings, read_shops};
 use crate::inspect::{AGE_RANGE, BodyKinds, InspectionRules};
 use crate::secrets::settings::{SecretArgs, SecretSettings};
+use crate::tls::settings::{TlsArgs, TlsSettings};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -59,6 +60,9 @@ pub struct ReceiverArgs {
     /// Not set: the group of the process
     #[arg(long, env = "LISTEN_GROUP")]
     listen_group: Option<String>,
+
+    #[command(flatten)]
+    tls: TlsArgs,
 
     /// Address of /livez, /readyz and /metrics
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9811")]
@@ -177,6 +181,8 @@ pub struct ReceiverSettings {
     pub common: ProcessSettings,
     /// Address or socket that receives webhooks.
     pub listen: ListenEndpoint,
+    /// Address and certificates of HTTPS.
+    pub tls: Option<TlsSettings>,
     /// Address of the admin endpoint.
     pub admin_listen: SocketAddr,
     /// The client secrets, and the file from which they can be read again.
@@ -243,6 +249,7 @@ impl spillway_process::ServerArgs for ReceiverArgs {
         let settings = ReceiverSettings {
             common: self.common.check(checker),
             listen: self.endpoint(checker),
+            tls: self.tls.check(checker),
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
             secrets: self.secrets.check(checker, self.apps_file.is_none()),
             apps: self.apps(rules, checker),

@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::yield_now;
+use tokio_rustls::server::TlsStream;
 
 use crate::phase::Phase;
 
@@ -27,6 +28,8 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A unix socket.
     Unix(UnixStream),
+    /// TLS over TCP, after its handshake.
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
@@ -39,6 +42,7 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream.readable().await,
             Self::Unix(stream) => stream.readable().await,
+            Self::Tls(stream) => stream.get_ref().0.readable().await,
         }
     }
 }
@@ -50,16 +54,23 @@ pub enum AcceptedConnection {
     Tcp(std::net::TcpStream),
     /// A unix socket.
     Unix(std::os::unix::net::UnixStream),
+    /// TCP, with a TLS handshake to come.
+    Tls(std::net::TcpStream),
 }
 
 impl AcceptedConnection {
+    /// True if a TLS handshake is to come.
+    pub fn is_tls(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+
     /// Makes it a stream of the current runtime.
     ///
     /// # Errors
     /// If the runtime can't watch it.
     pub fn into_stream(self) -> io::Result<Stream> {
         match self {
-            Self::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
+            Self::Tcp(stream) | Self::Tls(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
             Self::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
         }
     }
@@ -115,6 +126,7 @@ impl AsyncRead for PhasedStream {
         let read = match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         };
         match read {
             Poll::Ready(Ok(())) if buf.filled().len() > before => {
@@ -140,20 +152,29 @@ impl AsyncWrite for PhasedStream {
         let written = match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
         };
         self.wrote(&written);
         written
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A socket has nothing to flush.
-        Poll::Ready(Ok(()))
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            // A socket has nothing to flush.
+            Stream::Tcp(_) | Stream::Unix(_) => Poll::Ready(Ok(())),
+            Stream::Tls(stream) => {
+                let flushed = Pin::new(stream).poll_flush(cx);
+                self.is_write_blocked = flushed.is_pending();
+                flushed
+            }
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

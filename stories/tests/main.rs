@@ -26,6 +26,7 @@ mod full;
 mod harness;
 mod hostile;
 mod hostile_backend;
+mod https;
 mod in_flight;
 mod kafka_beside_http;
 mod kafka_consumers;

@@ -6,6 +6,7 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::Cell;
 use stories::client::{Connection, post};
+use stories::preload::{LIBRARY, Number, library};
 use stories::redis_server::socket_in;
 use stories::supervisor::Supervisor;
 use stories::until::until;
@@ -119,4 +120,38 @@ async fn a_downstreamer_is_vouched_for_while_all_around_it_hangs() {
     downstreamer.sigterm();
     supervisor.hears("STOPPING=1").await;
     assert_eq!(downstreamer.exit(WITHIN).await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_shard_that_hangs_fails_the_liveness_probe_until_it_runs_again() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let library = library(cell.directory());
+    let hung = Number::new(cell.directory().join("hung"));
+    let path = hung.path();
+    let settings =
+        [(LIBRARY, library.as_str()), ("HUNG_FILE", &path), ("HUNG_THREAD", "shard 0")];
+    let mut receiver = cell.receiver(&settings).await;
+    let livez = async |receiver: &Service| receiver.admin("/livez").await.expect("it lives");
+    // A process that was suspended is not stuck, however long that was.
+    receiver.sigstop();
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    receiver.sigcont();
+    assert_eq!(livez(&receiver).await.status, 200);
+    hung.set(1);
+    let mut stuck = None;
+    until("the probe fails", WITHIN, async || {
+        let answer = livez(&receiver).await;
+        stuck = (answer.status == 503).then_some(answer.body);
+        stuck.is_some()
+    })
+    .await;
+    assert_eq!(stuck.as_deref(), Some("stuck: shard 0 has not answered for 10 s\n"));
+    hung.set(0);
+    until("the probe passes", WITHIN, async || livez(&receiver).await.status == 200).await;
+    for _ in 0..10 {
+        post(receiver.address(), &Webhook::any()).await.expect_stored();
+    }
+    receiver.sigterm();
+    assert_eq!(receiver.exit(WITHIN).await.code(), Some(0));
 }

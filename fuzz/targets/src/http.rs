@@ -22,7 +22,6 @@ use request_receiver::shutdown::Shutdown;
 use request_receiver::store::Store;
 use request_receiver::stream::Stream;
 use request_receiver::topics::TopicMetrics;
-use spillway_process::supervisor::Watchdog;
 use spillway_process::{Background, Checker, ServerArgs as _};
 use spillway_webhook::pack::{Pack, Record, Records};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -77,7 +76,6 @@ impl Bench {
             shares: Arc::default(),
             metrics: metrics.clone(),
             topics,
-            watchdog: runtime.block_on(async { Watchdog::start() }),
             shutdown: Shutdown::default(),
             background: Background::default(),
             settings,
