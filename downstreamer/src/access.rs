@@ -1,12 +1,13 @@
 //! Access to the backend: authorities that certify it, the certificate that it is shown, and headers
 //! of every delivery.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use clap::Args;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use prometheus::IntGauge;
 use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
 use rustls::pki_types::CertificateDer;
@@ -14,9 +15,12 @@ use rustls::sign::CertifiedKey;
 use spillway_process::reload::FromFiles;
 use spillway_process::{Checker, pem};
 
+/// Most headers of `BACKEND_HEADERS_FILE`. Backends take a hundred in all, or fewer.
+const HEADERS_MAX: usize = 30;
+
 /// The settings of access as given.
 #[derive(Debug, Args)]
-pub struct AccessArgs {
+pub(crate) struct AccessArgs {
     /// PEM file of the authorities that certify the backend, in place of this machine's
     #[arg(long, env = "BACKEND_CA_FILE")]
     backend_ca_file: Option<PathBuf>,
@@ -53,6 +57,7 @@ pub struct ClientIdentity {
     certificate: PathBuf,
     key: PathBuf,
     loaded: ArcSwap<CertifiedKey>,
+    expiry: IntGauge,
 }
 
 /// Headers that are read again when their file changes.
@@ -64,28 +69,28 @@ pub struct BackendHeaders {
 
 impl AccessArgs {
     /// Checks the settings.
-    pub fn check(&self, checker: &mut Checker) -> BackendAccess {
-        let mut told = |key: &str, problem| checker.mistake(key, problem);
+    pub(crate) fn check(&self, checker: &mut Checker) -> BackendAccess {
+        let mut mistake = |key: &str, problem: String| checker.mistake(key, problem);
         let authorities = self.backend_ca_file.as_deref().map(pem::certificates).transpose();
         let authorities = authorities.unwrap_or_else(|problem| {
-            told("BACKEND_CA_FILE", problem);
+            mistake("BACKEND_CA_FILE", problem);
             None
         });
         let identity = match (&self.backend_cert_file, &self.backend_key_file) {
             (Some(certificate), Some(key)) => {
                 let read = ClientIdentity::read(certificate.clone(), key.clone());
-                read.map_err(|problem| told("BACKEND_CERT_FILE", problem)).ok()
+                read.map_err(|problem| mistake("BACKEND_CERT_FILE", problem)).ok()
             }
             (None, None) => None,
             _ => {
                 let problem = "and BACKEND_KEY_FILE are set together or not at all";
-                told("BACKEND_CERT_FILE", problem.to_owned());
+                mistake("BACKEND_CERT_FILE", problem.to_owned());
                 None
             }
         };
         let headers = self.backend_headers_file.clone().map(BackendHeaders::read).transpose();
         let headers = headers.unwrap_or_else(|problem| {
-            told("BACKEND_HEADERS_FILE", problem);
+            mistake("BACKEND_HEADERS_FILE", problem);
             None
         });
         BackendAccess {
@@ -108,7 +113,18 @@ impl BackendAccess {
 impl ClientIdentity {
     fn read(certificate: PathBuf, key: PathBuf) -> Result<Self, String> {
         let loaded = ArcSwap::from_pointee(pem::certified_key(&certificate, &key)?);
-        Ok(Self { certificate, key, loaded })
+        let identity = Self { certificate, key, loaded, expiry: pem::expiry_gauge() };
+        identity.show();
+        Ok(identity)
+    }
+
+    /// Gauge of the time at which the certificate expires.
+    pub fn expiry(&self) -> &IntGauge {
+        &self.expiry
+    }
+
+    fn show(&self) {
+        self.expiry.set(pem::expiry(&self.loaded.load()).unwrap_or(i64::MAX));
     }
 }
 
@@ -127,14 +143,17 @@ impl FromFiles for ClientIdentity {
         vec![self.certificate.clone(), self.key.clone()]
     }
 
-    fn reload(&self) {
+    fn reload(&self) -> bool {
         match pem::certified_key(&self.certificate, &self.key) {
             Ok(pair) => {
                 self.loaded.store(Arc::new(pair));
-                tracing::info!("the certificate for the backend read again");
+                self.show();
+                tracing::info!("BACKEND_CERT_FILE read again");
+                true
             }
             Err(problem) => {
-                tracing::error!(problem, "the certificate for the backend stays as it was");
+                tracing::error!(%problem, "BACKEND_CERT_FILE could not be read again; the old certificate stays in force");
+                false
             }
         }
     }
@@ -163,14 +182,18 @@ impl FromFiles for BackendHeaders {
         vec![self.file.clone()]
     }
 
-    fn reload(&self) {
+    fn reload(&self) -> bool {
         match read_headers(&self.file) {
             Ok(headers) => {
                 let count = headers.len();
                 self.loaded.store(Arc::new(headers));
-                tracing::info!(count, "the backend's headers read again");
+                tracing::info!(count, "BACKEND_HEADERS_FILE read again");
+                true
             }
-            Err(problem) => tracing::error!(problem, "the backend's headers stay as they were"),
+            Err(problem) => {
+                tracing::error!(%problem, "BACKEND_HEADERS_FILE could not be read again; the old headers stay in force");
+                false
+            }
         }
     }
 }
@@ -190,7 +213,7 @@ const RESERVED: [&str; 10] = [
 ];
 
 /// Reads headers, one per line. Empty lines and those that begin with `#` are skipped.
-fn read_headers(file: &PathBuf) -> Result<HeaderMap, String> {
+fn read_headers(file: &Path) -> Result<HeaderMap, String> {
     let shown = file.display();
     let text = std::fs::read_to_string(file);
     let text = text.map_err(|error| format!("cannot read {shown}: {error}"))?;
@@ -199,9 +222,10 @@ fn read_headers(file: &PathBuf) -> Result<HeaderMap, String> {
         if line.trim().is_empty() || line.trim_start().starts_with('#') {
             continue;
         }
-        // Only the number is told: the line may hold a secret.
+        // Only the number is named: the line may hold a secret.
         let bad = |problem: &str| format!("{shown}, line {at}: {problem}");
-        let (name, value) = line.split_once(':').ok_or_else(|| bad("not of the form Name: value"))?;
+        let (name, value) =
+            line.split_once(':').ok_or_else(|| bad("not of the form Name: value"))?;
         let name: HeaderName = name.trim().parse().map_err(|_| bad("not the name of a header"))?;
         let mut value: HeaderValue =
             value.trim().parse().map_err(|_| bad("not the value of a header"))?;
@@ -213,6 +237,9 @@ fn read_headers(file: &PathBuf) -> Result<HeaderMap, String> {
         }
         value.set_sensitive(true);
         headers.append(name, value);
+        if headers.len() > HEADERS_MAX {
+            return Err(bad(&format!("more than {HEADERS_MAX} headers")));
+        }
     }
     Ok(headers)
 }
@@ -224,25 +251,28 @@ mod tests {
     fn read(text: &str) -> Result<HeaderMap, String> {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), text).expect("write");
-        read_headers(&file.path().to_path_buf())
+        read_headers(file.path())
     }
 
     #[test]
     fn headers_are_read_a_line_each() {
-        let headers = read("# ours\n\nAuthorization: Bearer a:b \nX-Team: one\nX-Team: two\n").unwrap();
+        let headers =
+            read("# ours\n\nAuthorization: Bearer a:b \nX-Team: one\nX-Team: two\n").unwrap();
         assert_eq!(headers["authorization"], "Bearer a:b");
         assert_eq!(headers.get_all("x-team").iter().count(), 2);
         assert!(!format!("{headers:?}").contains("Bearer"), "it may be a secret");
     }
 
     #[test]
-    fn a_mistake_is_told_by_its_line_and_not_its_text() {
+    fn a_mistake_is_named_by_its_line_and_not_its_text() {
+        let many = "A: hush\n".repeat(31);
         for (text, problem) in [
             ("X: 1\nhush", "line 2: not of the form"),
             ("X Y: hush", "line 1: not the name"),
             ("X: hush\x07", "line 1: not the value"),
             ("Host: hush", "line 1: host is set by"),
             ("X-Shopify-Topic: hush", "x-shopify-topic is set by"),
+            (many.as_str(), "line 31: more than 30"),
         ] {
             let told = read(text).expect_err(text);
             assert!(told.contains(problem) && !told.contains("hush"), "{told}");
@@ -262,7 +292,7 @@ mod tests {
         assert_eq!(headers["authorization"], "ours");
         assert_eq!(headers.len(), 2);
         std::fs::write(file.path(), "Host: nonsense").expect("write");
-        ours.reload();
+        assert!(!ours.reload());
         ours.set(&mut headers);
         assert_eq!(headers["authorization"], "ours");
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use spillway_consumer::leader_election::{self, ElectionConfig, End, Leadership};
 use spillway_delivery::{DedupWindow, LaneLoaded, Loaded};
-use spillway_process::Readiness;
 use spillway_process::Background;
+use spillway_process::Readiness;
 use spillway_queue::QueueError;
 use spillway_queue::consumers::{HTTP, StartAt};
 use spillway_queue::controls;

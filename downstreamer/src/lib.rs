@@ -34,8 +34,9 @@ use std::sync::Arc;
 
 use spillway_consumer::watch::{self, WatchTarget};
 use spillway_process::Background;
-use spillway_process::admin;
+use spillway_process::admin::AdminEndpoint;
 use spillway_process::error::chain;
+use spillway_process::metrics::register;
 use spillway_process::start::Unavailable;
 use spillway_process::{reload, supervisor};
 use spillway_queue::consumers::HTTP;
@@ -57,9 +58,10 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Arc::new(DownstreamerMetrics::new());
-    let background = Background::start();
-    let (readiness, after_all) =
-        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
+    let background = Background::start()?;
+    let endpoint =
+        AdminEndpoint::of_consumer(settings.admin_listen, &settings.common, &metrics.registry);
+    let (readiness, after_all) = endpoint.start(&background).await?;
     if settings.common.exit_if_unavailable {
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
@@ -71,7 +73,12 @@ pub async fn run(
         dead_keep: settings.dead_keep,
     };
     background.spawn("health check of redis", watch::run(watched, after_all.clone()));
-    background.spawn("reading the files again", reload::start(settings.access.states())?);
+    let states = [settings.common.states(), settings.access.states()].concat();
+    let reloading = reload::start(states, &metrics.registry)?;
+    background.spawn("reading the files again", reloading);
+    if let Some(identity) = &settings.access.identity {
+        register(&metrics.registry, identity.expiry());
+    }
     let sender = Arc::new(DeliveryClient::new(&settings)?);
     tracing::info!(
         backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"

@@ -23,6 +23,7 @@ use spillway_webhook::{Stub, WebhookId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use crate::access::BackendAccess;
 use crate::body::LeasedBody;
 use crate::connect::{ClientOptions, LeaseCheck, LeaseLost, LeasedClient, tls};
 use crate::payload::turns::FetchTurns;

@@ -252,7 +252,8 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
         if backoff.longest < backoff.first {
             checker.mistake("RETRY_LONGEST", "must not be shorter than RETRY_FIRST");
         }
-        let backend = self.backend(checker);
+        let url = self.downstream_app_url.as_deref();
+        let backend = Backend::check(url, self.downstream_host.as_deref(), checker);
         let dedup = self.dedup(checker, &backend);
         DownstreamerSettings {
             common: self.common.check(checker),
@@ -414,23 +415,6 @@ impl DownstreamerArgs {
         let bytes = checker.size("PAYLOAD_MAX", &self.payload_max, 1024..=1024 * MIB);
         let bytes_max = usize::try_from(bytes).expect("BUG: the range ends below 2^31");
         is_on.then_some(PayloadSettings { hosts, bytes_max })
-    }
-
-    fn backend(&self, checker: &mut Checker) -> Backend {
-        let Some(url) = self.downstream_app_url.as_deref().map(str::trim) else {
-            checker.mistake("DOWNSTREAM_APP_URL", "is required, such as http://127.0.0.1:3000");
-            return Backend::Discard;
-        };
-        if url == "discard:" {
-            return Backend::Discard;
-        }
-        match Backend::http(url, self.downstream_host.as_deref()) {
-            Ok(backend) => backend,
-            Err(problem) => {
-                checker.mistake("DOWNSTREAM_APP_URL", problem);
-                Backend::Discard
-            }
-        }
     }
 }
 

@@ -29,10 +29,10 @@ use std::sync::Arc;
 
 use spillway_consumer::watch::{self, WatchTarget};
 use spillway_process::Background;
-use spillway_process::admin;
+use spillway_process::admin::AdminEndpoint;
 use spillway_process::error::chain;
 use spillway_process::start::Unavailable;
-use spillway_process::supervisor;
+use spillway_process::{reload, supervisor};
 use spillway_queue::consumers::KAFKA;
 use spillway_queue::health;
 use tokio_util::sync::CancellationToken;
@@ -52,9 +52,10 @@ use crate::settings::ProducerSettings;
 pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Arc::new(ProducerMetrics::new());
-    let background = Background::start();
-    let (readiness, after_all) =
-        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
+    let background = Background::start()?;
+    let endpoint =
+        AdminEndpoint::of_consumer(settings.admin_listen, &settings.common, &metrics.registry);
+    let (readiness, after_all) = endpoint.start(&background).await?;
     if settings.common.exit_if_unavailable {
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
@@ -67,6 +68,8 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
         dead_keep: settings.dead_keep,
     };
     background.spawn("health check of redis", watch::run(watched, after_all.clone()));
+    let reloading = reload::start(settings.common.states(), &metrics.registry)?;
+    background.spawn("reading the files again", reloading);
     tracing::info!(
         kafka = settings.servers,
         topic = settings.topic,

@@ -5,6 +5,7 @@
 //! its work.
 
 use std::borrow::Cow;
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use tokio::task::JoinHandle;
@@ -40,8 +41,11 @@ struct FirstEnd {
 
 impl Background {
     /// Creates an empty set, and starts to ask its tasks for answers.
-    pub fn start() -> Self {
-        Self { first_end: Arc::default(), watchdog: Watchdog::start() }
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn start() -> io::Result<Self> {
+        Ok(Self { first_end: Arc::default(), watchdog: Watchdog::start()? })
     }
 
     /// Watches one more task or thread, which is not part of the set.
@@ -121,7 +125,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_returns_is_noticed() {
-        let background = Background::start();
+        let background = Background::default();
         let _running = background.spawn("another", std::future::pending());
         assert!(timeout(Duration::from_millis(20), background.ended()).await.is_err());
         let _returned = background.spawn("the watch", async {});
@@ -131,7 +135,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_panics_is_noticed() {
-        let background = Background::start();
+        let background = Background::default();
         let panicked = background.spawn("the feeder", async { panic!("as a test asks for") });
         assert!(panicked.await.is_err());
         assert_eq!(background.ended().await, TaskEnded("the feeder"));
@@ -139,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_a_task_stops_the_work_and_is_its_error() {
-        let background = Background::start();
+        let background = Background::default();
         let shutdown = CancellationToken::new();
         let work = async {
             shutdown.cancelled().await;
@@ -153,7 +157,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_ends_is_noticed() {
-        let background = Background::start();
+        let background = Background::default();
         let guard = background.guard("the writer");
         std::thread::spawn(move || drop(guard)).join().expect("it does not panic");
         assert_eq!(background.ended().await, TaskEnded("the writer"));

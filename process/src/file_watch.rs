@@ -2,7 +2,7 @@
 //! to send one.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time between two looks.
@@ -30,9 +30,14 @@ impl FileWatch {
         Self { files: files.collect(), is_changing: false }
     }
 
+    /// Takes the files for changed: the next look notices it.
+    pub(crate) fn mark_changing(&mut self) {
+        self.is_changing = true;
+    }
+
     /// True if something changed before the last look and nothing since: a file that is being written
     /// is not read.
-    pub(crate) fn has_changed(&mut self) -> bool {
+    pub(crate) fn notice_change(&mut self) -> bool {
         let mut is_changing = false;
         for (file, last) in &mut self.files {
             let now = stamp(file);
@@ -43,7 +48,7 @@ impl FileWatch {
     }
 }
 
-fn stamp(file: &PathBuf) -> Stamp {
+fn stamp(file: &Path) -> Stamp {
     let about = std::fs::metadata(file).ok()?;
     let changed = i128::from(about.ctime()) * 1_000_000_000 + i128::from(about.ctime_nsec());
     Some((about.dev(), about.ino(), about.size(), changed))
@@ -59,7 +64,7 @@ mod tests {
         let path = |name| directory.path().join(name);
         std::fs::write(path("a"), "1").expect("write");
         let mut watch = FileWatch::new([path("a"), path("b"), directory.path().to_owned()]);
-        let mut looks = |count| (0..count).map(|_| watch.has_changed()).collect::<Vec<_>>();
+        let mut looks = |count| (0..count).map(|_| watch.notice_change()).collect::<Vec<_>>();
         assert_eq!(looks(2), [false, false]);
         std::fs::write(path("a"), "12").expect("write");
         assert_eq!(looks(1), [false], "it may be written still");

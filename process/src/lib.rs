@@ -14,6 +14,7 @@ pub mod generate;
 pub mod listen;
 mod log_output;
 pub mod metrics;
+pub mod metrics_token;
 pub mod pem;
 pub mod process_args;
 pub mod redis_args;
@@ -23,6 +24,7 @@ pub mod shutdown;
 pub mod start;
 pub mod supervisor;
 pub mod telemetry;
+mod validity;
 
 pub use admin::Readiness;
 pub use background::Background;

@@ -1,11 +1,20 @@
 //! Certificates and private keys in PEM files.
 
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prometheus::IntGauge;
+use rustls::Error::InconsistentKeys;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
+
+use crate::validity::not_after;
+
+/// Time before the end of a certificate from which on it is reported when it is read. Certificates are
+/// renewed weeks before.
+const EXPIRES_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Reads all certificates of a file, of which there is at least one.
 ///
@@ -20,7 +29,8 @@ pub fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String>
     Ok(certificates)
 }
 
-/// Reads a certificate with its chain, and its private key.
+/// Reads a certificate with its chain, and its private key. Logs it if the certificate is not valid for
+/// much longer.
 ///
 /// # Errors
 /// A sentence that names the file; also if the key is not that of the certificate.
@@ -31,9 +41,42 @@ pub fn certified_key(certificate: &Path, key: &Path) -> Result<CertifiedKey, Str
     let signing = any_supported_type(&read)
         .map_err(|error| format!("{} holds no usable private key: {error}", key.display()))?;
     let pair = CertifiedKey::new(chain, signing);
-    pair.keys_match()
-        .map_err(|_| format!("{} is not the key of {}", key.display(), certificate.display()))?;
+    pair.keys_match().map_err(|error| match error {
+        InconsistentKeys(_) => {
+            format!("{} is not the key of {}", key.display(), certificate.display())
+        }
+        error => format!("{} holds no usable certificate: {error}", certificate.display()),
+    })?;
+    warn_of_expiry(certificate, &pair);
     Ok(pair)
+}
+
+/// Unix time in seconds at which the first certificate of a chain expires. `None` if none says so in a
+/// form that is known.
+pub fn expiry(pair: &CertifiedKey) -> Option<i64> {
+    pair.cert.iter().filter_map(|certificate| not_after(certificate)).min()
+}
+
+/// Gauge of [`expiry`].
+///
+/// # Panics
+/// If its name is not valid, which is a bug.
+pub fn expiry_gauge() -> IntGauge {
+    let help = "Unix time at which a certificate of TLS_CERT_FILE or BACKEND_CERT_FILE expires, the first one of several.";
+    IntGauge::new("spillway_certificate_expiry_timestamp_seconds", help)
+        .expect("BUG: a constant name is valid")
+}
+
+fn warn_of_expiry(file: &Path, pair: &CertifiedKey) {
+    let Some(expires) = expiry(pair) else { return };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let left = expires.saturating_sub_unsigned(now.as_secs());
+    let file = file.display();
+    if left <= 0 {
+        tracing::error!(%file, "a certificate has expired: those who check it refuse connections");
+    } else if left.unsigned_abs() < EXPIRES_SOON.as_secs() {
+        tracing::warn!(%file, hours = left / 3600, "a certificate expires soon");
+    }
 }
 
 fn problem(file: &Path, kind: &str, error: &pem::Error) -> String {
@@ -41,6 +84,7 @@ fn problem(file: &Path, kind: &str, error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => format!("cannot read {file}: {error}"),
         pem::Error::NoItemsFound => format!("{file} holds no PEM of a {kind}"),
-        error => format!("{file} holds no PEM of a {kind}: {error}"),
+        // Its own text may quote a line.
+        _ => format!("{file} holds a damaged PEM of a {kind}"),
     }
 }

@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use spillway_queue::Redis;
 
+use crate::metrics_token::MetricsToken;
 use crate::redis_args::RedisArgs;
+use crate::reload::FromFiles;
 use crate::settings::Checker;
 use crate::telemetry::LogFormat;
 
@@ -21,6 +24,11 @@ pub struct ProcessArgs {
     /// debug
     #[arg(long, env = "LOG_FORMAT", default_value = "text")]
     pub log_format: String,
+
+    /// File with bearer tokens for /metrics, one per line: without one of them it answers 401. Read again
+    /// on SIGHUP, and within 10 s of a change. Not set: /metrics needs none
+    #[arg(long, env = "METRICS_TOKEN_FILE")]
+    pub metrics_token_file: Option<PathBuf>,
 
     /// Exit with code 69 when Redis or Kafka is absent at start, instead of waiting for it: true or
     /// false
@@ -46,6 +54,8 @@ pub struct ProcessSettings {
     pub redis: Redis,
     /// Format of the log.
     pub log_format: LogFormat,
+    /// Bearer tokens for `/metrics`, if it needs one.
+    pub metrics_token: Option<Arc<MetricsToken>>,
     /// True if the process exits when Redis or Kafka is absent at start.
     pub exit_if_unavailable: bool,
 }
@@ -69,10 +79,24 @@ impl ProcessArgs {
     /// Checks the settings.
     pub fn check(&self, checker: &mut Checker) -> ProcessSettings {
         let redis = self.redis.check(checker);
+        let token = self.metrics_token_file.clone().map(MetricsToken::read).transpose();
+        let token = token.unwrap_or_else(|problem| {
+            checker.mistake("METRICS_TOKEN_FILE", problem);
+            None
+        });
         ProcessSettings {
             redis,
             log_format: checker.choice("LOG_FORMAT", &self.log_format, &LOG_FORMATS),
+            metrics_token: token.map(Arc::new),
             exit_if_unavailable: checker.flag("EXIT_IF_UNAVAILABLE", &self.exit_if_unavailable),
         }
+    }
+}
+
+impl ProcessSettings {
+    /// State that is read again when its files change.
+    pub fn states(&self) -> Vec<Arc<dyn FromFiles>> {
+        let token = self.metrics_token.clone();
+        token.map(|token| token as Arc<dyn FromFiles>).into_iter().collect()
     }
 }

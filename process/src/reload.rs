@@ -4,37 +4,45 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use prometheus::{IntGauge, Registry};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::file_watch::{FileWatch, LOOK_EVERY};
+use crate::metrics::register;
 
 /// State that is read from files. With a mistake in one of them, it stays as it was.
 pub trait FromFiles: Send + Sync {
     /// Files and directories from which it is read.
     fn files(&self) -> Vec<PathBuf>;
 
-    /// Reads them again.
-    fn reload(&self);
+    /// Reads them again, and logs the outcome. Returns false if a mistake leaves the old state in force.
+    fn reload(&self) -> bool;
 }
 
 struct Watched {
     state: Arc<dyn FromFiles>,
     files: FileWatch,
+    has_failed: bool,
 }
 
 impl Watched {
     fn new(state: Arc<dyn FromFiles>) -> Self {
         let files = FileWatch::new(state.files());
-        Self { state, files }
+        Self { state, files, has_failed: false }
     }
 
-    fn reload(&mut self) {
-        let before = self.state.files();
-        self.state.reload();
-        if self.state.files() != before {
-            self.files = FileWatch::new(self.state.files());
+    /// Reads the files again if they have changed, or if `is_due`.
+    fn look(&mut self, is_due: bool) {
+        if self.files.notice_change() || is_due {
+            let before = self.state.files();
+            self.has_failed = !self.state.reload();
+            if self.state.files() != before {
+                self.files = FileWatch::new(self.state.files());
+                // One of them may have changed since it was read.
+                self.files.mark_changing();
+            }
         }
     }
 }
@@ -44,14 +52,18 @@ impl Watched {
 ///
 /// # Errors
 /// If no handler can be installed.
-pub fn start(states: Vec<Arc<dyn FromFiles>>) -> io::Result<impl Future<Output = ()> + Send> {
+pub fn start(
+    states: Vec<Arc<dyn FromFiles>>,
+    registry: &Registry,
+) -> io::Result<impl Future<Output = ()> + Send + use<>> {
+    let failed = register(registry, &failed_gauge());
     let mut hangup = signal(SignalKind::hangup())?;
     let mut watched: Vec<_> = states.into_iter().map(Watched::new).collect();
     let mut look = interval(LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     Ok(async move {
         loop {
-            let is_told = tokio::select! {
+            let is_due = tokio::select! {
                 told = hangup.recv() => match told {
                     Some(()) => true,
                     None => return,
@@ -60,11 +72,7 @@ pub fn start(states: Vec<Arc<dyn FromFiles>>) -> io::Result<impl Future<Output =
             };
             // Thousands of files may be read.
             let looking = spawn_blocking(move || {
-                for one in &mut watched {
-                    if one.files.has_changed() || is_told {
-                        one.reload();
-                    }
-                }
+                watched.iter_mut().for_each(|one| one.look(is_due));
                 watched
             });
             watched = match looking.await {
@@ -75,6 +83,69 @@ pub fn start(states: Vec<Arc<dyn FromFiles>>) -> io::Result<impl Future<Output =
                     return;
                 }
             };
+            let count = watched.iter().filter(|one| one.has_failed).count();
+            failed.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     })
+}
+
+fn failed_gauge() -> IntGauge {
+    let help = "Settings whose files could not be read again: what was read before is in force.";
+    IntGauge::new("spillway_reload_failed", help).expect("BUG: a constant name is valid")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A file that must hold a number, and may name another file.
+    struct Number {
+        file: PathBuf,
+        value: AtomicU32,
+        reloads: AtomicU32,
+    }
+
+    impl FromFiles for Number {
+        fn files(&self) -> Vec<PathBuf> {
+            // With an odd value it is read from two files.
+            let has_second = self.value.load(Ordering::Relaxed) % 2 == 1;
+            let second = has_second.then(|| self.file.with_extension("second"));
+            std::iter::once(self.file.clone()).chain(second).collect()
+        }
+
+        fn reload(&self) -> bool {
+            self.reloads.fetch_add(1, Ordering::Relaxed);
+            let text = std::fs::read_to_string(&self.file).unwrap_or_default();
+            let read = text.trim().parse::<u32>().ok();
+            read.inspect(|value| self.value.store(*value, Ordering::Relaxed)).is_some()
+        }
+    }
+
+    #[test]
+    fn a_changed_file_is_read_once_and_one_with_a_mistake_is_a_failure_until_the_next() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("number");
+        std::fs::write(&file, "2").expect("write");
+        let value = AtomicU32::new(2);
+        let number = Arc::new(Number { file: file.clone(), value, reloads: AtomicU32::new(0) });
+        let mut watched = Watched::new(number.clone());
+        let reloads = || number.reloads.load(Ordering::Relaxed);
+        watched.look(false);
+        assert_eq!(reloads(), 0);
+        watched.look(true);
+        assert_eq!((reloads(), watched.has_failed), (1, false));
+        std::fs::write(&file, "many").expect("write");
+        (0..4).for_each(|_| watched.look(false));
+        assert_eq!((reloads(), watched.has_failed), (2, true));
+        assert_eq!(number.value.load(Ordering::Relaxed), 2, "the old one stays");
+        std::fs::write(&file, "13").expect("write");
+        (0..4).for_each(|_| watched.look(false));
+        // Its files are others now: it is read once more.
+        assert_eq!((reloads(), watched.has_failed), (4, false));
+        std::fs::write(file.with_extension("second"), "").expect("write");
+        (0..4).for_each(|_| watched.look(false));
+        assert_eq!(reloads(), 5);
+    }
 }

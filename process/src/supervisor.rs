@@ -2,20 +2,22 @@
 //! supervisor that started it (systemd, or one that speaks its protocol), and `/livez`.
 //!
 //! Invariant: a ping is sent only when everything that is watched has answered since the last one.
-//! A process whose runtime runs while its work stands still sends no ping, fails its liveness probe,
-//! and is started again.
+//! A process whose work stands still sends no ping, fails its liveness probe, and is started again.
+//! A thread of its own asks: a runtime that is stuck must not keep it from noticing.
+//!
 //! Source of the protocol: sd_notify(3), sd_watchdog_enabled(3). Nothing is sent unless a
 //! supervisor asks for it.
 
 use std::borrow::Cow;
+use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::sync::Notify;
-use tokio::time::{MissedTickBehavior, interval};
 
 /// Pings within the time after which the supervisor gives up. Two of them may be late, or miss an
 /// answer from a task that is only busy.
@@ -24,17 +26,20 @@ const PINGS: u32 = 4;
 /// Longest time between two questions.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// Time without an answer after which a task is stuck. The longest that one is busy without a pause is
-/// far shorter.
+/// Time without an answer after which a task is stuck. A task that works answers within milliseconds,
+/// on a crowded machine within a second or two.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// Asks every watched task for an answer, and pings the supervisor.
 #[derive(Debug, Clone)]
 pub struct Watchdog {
-    beats: Arc<Mutex<Vec<Weak<Beat>>>>,
+    beats: Arc<Beats>,
     /// Time between two questions.
     every: Duration,
 }
+
+/// All watched tasks.
+type Beats = Mutex<Vec<Weak<Beat>>>;
 
 /// Handle of one watched task. When it is dropped, the task is no longer asked.
 #[derive(Debug)]
@@ -68,12 +73,17 @@ impl Default for Watchdog {
 
 impl Watchdog {
     /// Starts to ask. If the supervisor wants pings, it gets them while everything watched answers.
-    pub fn start() -> Self {
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn start() -> io::Result<Self> {
         let ping_every = sd_notify::watchdog_enabled().map(|time| time / PINGS);
         let every = ping_every.map_or(ASK_EVERY, |ping_every| ASK_EVERY.min(ping_every));
         let watchdog = Self::every(every);
-        tokio::spawn(watchdog.clone().run(ping_every));
-        watchdog
+        let beats = Arc::downgrade(&watchdog.beats);
+        let asking = move || ask_on(&beats, every, ping_every);
+        thread::Builder::new().name("watchdog".to_owned()).spawn(asking)?;
+        Ok(watchdog)
     }
 
     fn every(every: Duration) -> Self {
@@ -94,31 +104,12 @@ impl Watchdog {
 
     /// Names the tasks that are stuck, and the time for which each has not answered.
     pub fn stuck(&self) -> Vec<String> {
-        let is_stuck = |(name, time): (Cow<'static, str>, Duration)| {
-            (time >= STUCK_AFTER).then(|| format!("{name} has not answered for {} s", time.as_secs()))
+        let mut silent = self.silent();
+        silent.retain(|(_, time)| *time >= STUCK_AFTER);
+        let text = |(name, time): (Cow<'static, str>, Duration)| {
+            format!("{name} has not answered for {} s", time.as_secs())
         };
-        self.silent().into_iter().filter_map(is_stuck).collect()
-    }
-
-    async fn run(self, ping_every: Option<Duration>) {
-        let mut round = interval(self.every);
-        round.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut since_ping = Duration::ZERO;
-        loop {
-            round.tick().await;
-            self.ask();
-            since_ping += self.every;
-            let Some(ping_every) = ping_every.filter(|time| since_ping >= *time) else { continue };
-            since_ping = Duration::ZERO;
-            let mut silent = self.silent();
-            silent.retain(|(_, time)| *time >= ping_every);
-            if silent.is_empty() {
-                // The call may wait for a supervisor that does not read now. The runtime must not.
-                tokio::task::spawn_blocking(|| tell(NotifyState::Watchdog)).await.ok();
-            } else {
-                tracing::warn!(?silent, "no progress; the supervisor is not pinged");
-            }
-        }
+        silent.into_iter().map(text).collect()
     }
 
     /// Notes who has answered since the last call, and asks all again.
@@ -135,8 +126,8 @@ impl Watchdog {
         });
     }
 
-    /// Tasks that have not answered the last question or more, and the time of these questions. It is
-    /// no clock's, so that a process that was suspended is not stuck.
+    /// Tasks that have not answered the last question or more, and the time that these questions took.
+    /// Questions are counted and no clock is read: in a process that was suspended, nothing is stuck.
     fn silent(&self) -> Vec<(Cow<'static, str>, Duration)> {
         let beats = self.lock();
         let silent = |beat: Arc<Beat>| {
@@ -144,6 +135,18 @@ impl Watchdog {
             (missed > 0).then(|| (beat.name.clone(), self.every * missed))
         };
         beats.iter().filter_map(Weak::upgrade).filter_map(silent).collect()
+    }
+
+    /// Pings the supervisor if everything has answered within this time.
+    fn ping(&self, within: Duration) {
+        let mut silent = self.silent();
+        silent.retain(|(_, time)| *time >= within);
+        if silent.is_empty() {
+            // It may wait for a supervisor that does not read now.
+            tell(NotifyState::Watchdog);
+        } else {
+            tracing::warn!(?silent, "no progress; the supervisor is not pinged");
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Beat>>> {
@@ -172,6 +175,24 @@ impl Pulse {
                 () = self.asked() => self.answer(),
             }
         }
+    }
+}
+
+/// Asks for as long as somebody holds the watchdog.
+fn ask_on(beats: &Weak<Beats>, every: Duration, ping_every: Option<Duration>) {
+    let mut since_ping = Duration::ZERO;
+    while let Some(beats) = beats.upgrade() {
+        let watchdog = Watchdog { beats, every };
+        watchdog.ask();
+        since_ping += every;
+        if let Some(ping_every) = ping_every
+            && since_ping >= ping_every
+        {
+            since_ping = Duration::ZERO;
+            watchdog.ping(ping_every);
+        }
+        drop(watchdog);
+        thread::sleep(every);
     }
 }
 
@@ -216,7 +237,7 @@ mod tests {
         let watchdog = Watchdog::every(Duration::from_millis(500));
         let shard = watchdog.watch(format!("shard {}", 1));
         (0..20).for_each(|_| watchdog.ask());
-        assert_eq!(watchdog.silent(), [("shard 1".into(), Duration::from_millis(9_500))]);
+        assert_eq!(watchdog.silent(), [(Cow::Borrowed("shard 1"), Duration::from_millis(9_500))]);
         assert!(watchdog.stuck().is_empty());
         watchdog.ask();
         assert_eq!(watchdog.stuck(), ["shard 1 has not answered for 10 s"]);
@@ -235,14 +256,37 @@ mod tests {
         assert!(ask(&watchdog).is_empty());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_task_that_waits_is_answered_for_and_one_that_blocks_its_thread_is_not() {
-        let watchdog = Watchdog::start();
+        let watchdog = Watchdog::default();
         let pulse = watchdog.watch("waiting");
-        pulse.attend(tokio::time::sleep(STUCK_AFTER * 2)).await;
+        let waiting = async {
+            for _ in 0..30 {
+                watchdog.ask();
+                tokio::task::yield_now().await;
+            }
+        };
+        pulse.attend(waiting).await;
         assert!(watchdog.stuck().is_empty());
-        tokio::time::sleep(STUCK_AFTER * 2).await;
+        pulse.attend(async { (0..30).for_each(|_| watchdog.ask()) }).await;
         assert_eq!(watchdog.stuck().len(), 1);
+    }
+
+    #[test]
+    fn a_watchdog_asks_by_itself_until_nobody_holds_it() {
+        let watchdog = Watchdog::every(Duration::from_millis(1));
+        let beats = Arc::downgrade(&watchdog.beats);
+        let asking = {
+            let beats = beats.clone();
+            thread::spawn(move || ask_on(&beats, Duration::from_millis(1), None))
+        };
+        let _pulse = watchdog.watch("silent");
+        while watchdog.silent().is_empty() {
+            thread::yield_now();
+        }
+        drop(watchdog);
+        asking.join().expect("it ends");
+        assert!(beats.upgrade().is_none());
     }
 
     #[test]

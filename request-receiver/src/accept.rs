@@ -198,7 +198,7 @@ impl Acceptor {
         let Some(accepted) = self.in_hand.take() else { return };
         self.metrics.answered(Refusal::Overloaded.outcome(), Duration::ZERO);
         self.refusing.spawn(async move {
-            // Without a handshake, nothing can be said.
+            // Before a handshake nothing can be answered, and one more costs what is short.
             if !accepted.is_tls()
                 && let Ok(stream) = accepted.into_stream()
             {
@@ -261,7 +261,8 @@ mod tests {
 
     async fn listening() -> Vec<Listener> {
         let address = Address::Tcp(([127, 0, 0, 1], 0).into());
-        Listener::all(&ListenEndpoint { address, access: SocketAccess::default() }).await.unwrap()
+        let endpoint = ListenEndpoint { address, access: SocketAccess::default() };
+        Listener::all(&endpoint, None).await.unwrap()
     }
 
     #[tokio::test]

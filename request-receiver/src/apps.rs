@@ -146,15 +146,17 @@ impl FromFiles for Apps {
         std::iter::once(self.settings.file.clone()).chain(secrets).collect()
     }
 
-    fn reload(&self) {
+    fn reload(&self) -> bool {
         match self.settings.read() {
             Ok(apps) => {
                 let count = apps.len();
                 self.in_force.store(Arc::new(counted(apps, &self.requests, &self.matches)));
                 tracing::info!(count, "apps read again");
+                true
             }
             Err(problem) => {
                 tracing::error!(%problem, "APPS_FILE could not be read again; the old apps stay in force");
+                false
             }
         }
     }

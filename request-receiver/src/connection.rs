@@ -16,6 +16,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use spillway_process::error::chain;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::metrics::ReceiverMetrics;
 use crate::phase::{Phase, PhaseTimes, RequestArrival, Swept};
@@ -57,16 +58,16 @@ pub struct Serving {
     pub handshakes: Handshakes,
 }
 
-/// Serves one connection to its end. If `is_tls`, it begins with a handshake.
-pub async fn serve(stream: Stream, is_tls: bool, phase: Arc<Phase>, serving: Arc<Serving>) {
+/// Serves one connection to its end.
+pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     // A connection has no buffer and no hyper state until something comes. Clients that only
     // connect cost no more than their sockets.
     tokio::select! {
         biased;
         // Reading shows what there is, or which error.
-        _ = stream.readable() => match is_tls {
-            false => Box::pin(serve_http(stream, phase, serving)).await,
-            true => Box::pin(serve_https(stream, phase, serving)).await,
+        _ = stream.readable() => match stream {
+            Stream::BeforeTls(stream) => Box::pin(serve_https(stream, phase, serving)).await,
+            stream => Box::pin(serve_http(stream, phase, serving)).await,
         },
         // The connection was idle for too long, or the process stops.
         () = phase.swept() => close(PhasedStream::new(stream, phase.clone()), &phase).await,
@@ -74,8 +75,8 @@ pub async fn serve(stream: Stream, is_tls: bool, phase: Arc<Phase>, serving: Arc
 }
 
 /// Shakes hands, and serves the connection if that succeeds.
-async fn serve_https(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
-    let (Stream::Tcp(stream), Some(tls)) = (stream, &serving.tls) else { return };
+async fn serve_https(stream: TcpStream, phase: Arc<Phase>, serving: Arc<Serving>) {
+    let Some(tls) = &serving.tls else { return };
     let shaken = tls.shake_hands(stream, &phase, &serving.handshakes).await;
     if let Some(stream) = shaken {
         serve_http(Stream::Tls(stream), phase, serving).await;
@@ -172,7 +173,9 @@ async fn answer(
 
 async fn close(mut stream: PhasedStream, phase: &Phase) {
     let is_answer_at_risk = phase.is_body_unread() && stream.has_written();
-    if stream.shutdown().await.is_err() || !is_answer_at_risk {
+    // The end of TLS is a record of its own. It waits for a client that does not read what is before it.
+    let ended = tokio::time::timeout(LINGER, stream.shutdown()).await;
+    if !matches!(ended, Ok(Ok(()))) || !is_answer_at_risk {
         return;
     }
     let linger = async {

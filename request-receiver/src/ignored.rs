@@ -11,7 +11,6 @@ use http::HeaderMap;
 use spillway_process::reload::FromFiles;
 use spillway_webhook::shopify::{Headers, is_barrier, is_compliance, is_topic_match};
 
-
 /// Domains of shops.
 type ShopDomains = HashSet<Box<str>>;
 
@@ -82,16 +81,18 @@ impl FromFiles for Ignored {
         self.file.iter().cloned().collect()
     }
 
-    fn reload(&self) {
-        let Some(file) = &self.file else { return };
+    fn reload(&self) -> bool {
+        let Some(file) = &self.file else { return true };
         match read_shops(file) {
             Ok(shops) => {
                 let count = shops.len();
                 self.shops.store(Arc::new(shops));
                 tracing::info!(count, "shops to ignore read again");
+                true
             }
             Err(problem) => {
                 tracing::error!(%problem, "IGNORE_SHOPS_FILE could not be read again; the old shops stay ignored");
+                false
             }
         }
     }

@@ -39,6 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
+use spillway_process::admin::AdminEndpoint;
 use spillway_process::background::TaskEnded;
 use spillway_process::error::chain;
 use spillway_process::listen::Listener;
@@ -46,7 +47,7 @@ use spillway_process::metrics::register;
 use spillway_process::reload::{self, FromFiles};
 use spillway_process::start::Unavailable;
 use spillway_process::supervisor;
-use spillway_process::{Background, Readiness, admin};
+use spillway_process::{Background, Readiness};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -88,10 +89,10 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
     let settings = Arc::new(settings);
     let metrics = ReceiverMetrics::new(&OUTCOMES);
     let topics = TopicMetrics::new(&metrics.registry);
-    let background = Background::start();
+    let background = Background::start()?;
     let secrets = client_secrets(&settings, &metrics, &background)?;
-    let (readiness, after_all) =
-        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
+    let endpoint = AdminEndpoint::new(settings.admin_listen, &settings.common, &metrics.registry);
+    let (readiness, after_all) = endpoint.start(&background).await?;
     let tls_address = settings.tls.as_ref().map(|tls| tls.listen);
     let listeners = Listener::all(&settings.listen, tls_address).await?;
     let stop_restoring = CancellationToken::new();
@@ -110,7 +111,8 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
     let ignored = Arc::new(Ignored::new(settings.ignore.clone()));
     let apps = apps(&settings, &secrets, &metrics)?;
     let (tls, certificates) = tls(&settings, &metrics)?.unzip();
-    let reloading = reloading(&secrets, apps.as_ref(), &ignored, certificates)?;
+    let states = states(&settings, &secrets, apps.as_ref(), &ignored, certificates);
+    let reloading = reload::start(states, &metrics.registry)?;
     background.spawn("reading the files again", reloading);
 
     log_start(&listeners);
@@ -166,17 +168,19 @@ fn apps(
     Ok(Some(Arc::new(apps.map_err(anyhow::Error::msg)?)))
 }
 
-/// Starts to read the files of all these again when they change.
-fn reloading(
+/// State that is read again when its files change.
+fn states(
+    settings: &ReceiverSettings,
     secrets: &Arc<ClientSecrets>,
     apps: Option<&Arc<Apps>>,
     ignored: &Arc<Ignored>,
     certificates: Option<Arc<Certificates>>,
-) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    let mut states: Vec<Arc<dyn FromFiles>> = vec![secrets.clone(), ignored.clone()];
+) -> Vec<Arc<dyn FromFiles>> {
+    let mut states = settings.common.states();
+    states.extend([secrets.clone() as Arc<dyn FromFiles>, ignored.clone()]);
     states.extend(apps.cloned().map(|apps| apps as Arc<dyn FromFiles>));
     states.extend(certificates.map(|certificates| certificates as Arc<dyn FromFiles>));
-    reload::start(states)
+    states
 }
 
 /// Serves HTTPS, if it is set.

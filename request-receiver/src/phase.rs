@@ -126,7 +126,7 @@ impl Phase {
         }
     }
 
-    /// Wakes the connection as if it were past its deadline. Only one that is new ends.
+    /// Wakes the connection as if it were past its deadline. In a TLS handshake, it ends.
     pub fn cut_off(&self) {
         self.kick.notify_one();
     }

@@ -15,6 +15,7 @@ pub mod source;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -115,20 +116,21 @@ impl ClientSecrets {
 
 impl FromFiles for ClientSecrets {
     fn files(&self) -> Vec<PathBuf> {
-        self.configured.file.iter().chain(&self.configured.shops_directory).cloned().collect()
+        let token = self.source.as_ref().and_then(|source| source.token_file());
+        let configured = self.configured.file.iter().chain(&self.configured.shops_directory);
+        configured.chain(token).cloned().collect()
     }
 
-    fn reload(&self) {
-        if let Some(source) = &self.source {
-            source.reload();
-        }
+    fn reload(&self) -> bool {
+        let is_token_read = self.source.as_ref().is_none_or(|source| source.reload());
         let has_files = self.configured.file.is_some() || self.configured.shops_directory.is_some();
-        if !has_files && self.source.is_some() {
-            return;
-        }
         if !has_files {
-            tracing::info!("told to read the secrets again, and they came from the environment");
-            return;
+            if self.source.is_none() {
+                tracing::info!(
+                    "told to read the secrets again, and they came from the environment"
+                );
+            }
+            return is_token_read;
         }
         match self.read() {
             Ok(in_force) => {
@@ -138,9 +140,11 @@ impl FromFiles for ClientSecrets {
                 // new secret at once.
                 self.in_force.store(Arc::new(in_force));
                 tracing::info!(?fingerprints, shops, "secrets read again");
+                is_token_read
             }
             Err(problem) => {
                 tracing::error!(%problem, "the secrets could not be read again; the old ones stay in force");
+                false
             }
         }
     }

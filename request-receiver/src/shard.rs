@@ -200,10 +200,9 @@ fn serve(
     connections: &Connections,
     serving: &Arc<Serving>,
 ) {
-    let is_tls = accepted.is_tls();
     match accepted.into_stream() {
         Ok(stream) => {
-            let served = connection::serve(stream, is_tls, connections.open(), serving.clone());
+            let served = connection::serve(stream, connections.open(), serving.clone());
             tasks.spawn(async move {
                 served.await;
                 drop(slot);

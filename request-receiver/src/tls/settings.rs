@@ -46,13 +46,17 @@ impl TlsArgs {
         let keys = list(self.tls_key_file.as_deref());
         if listen.is_empty() {
             if !certificates.is_empty() || !keys.is_empty() {
-                checker.mistake("LISTEN_TLS", "is needed where TLS_CERT_FILE or TLS_KEY_FILE is set");
+                checker
+                    .mistake("LISTEN_TLS", "is needed where TLS_CERT_FILE or TLS_KEY_FILE is set");
             }
             return None;
         }
         let listen = checker.address("LISTEN_TLS", listen);
         if certificates.is_empty() || certificates.len() != keys.len() {
-            checker.mistake("TLS_CERT_FILE", "and TLS_KEY_FILE must name a certificate and its key each");
+            checker.mistake(
+                "TLS_CERT_FILE",
+                "and TLS_KEY_FILE must name a certificate and its key each",
+            );
             return None;
         }
         let pair = |(certificate, key): (&str, &str)| CertificateFiles {
