@@ -4,8 +4,8 @@
 #
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
-#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node, Prometheus,
-#                         systemd, strace; gets the broker; builds vegeta with Go
+#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, sslscan, curl, git, node,
+#                         Prometheus, systemd, strace; gets the broker; builds vegeta with Go
 #     ops/deps.sh package the first two, and what a package is tested in: debootstrap, systemd-nspawn
 #     ops/deps.sh audit   cargo-deny and cargo-audit, at pinned versions, beside the build
 #     ops/deps.sh fuzz    cargo-fuzz in the same way; a nightly toolchain has to be there
@@ -37,7 +37,7 @@ tools_for() {
       tools_for run
       tools_for kafka
       printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs \
-        prometheus:prometheus systemd-analyze:systemd strace:strace chrt:util-linux
+        prometheus:prometheus systemd-analyze:systemd strace:strace chrt:util-linux sslscan:sslscan
       ;;
   esac
 }
