@@ -81,7 +81,7 @@ endure-lanes: ## a million webhooks of a paused shop, and 200,000 lanes of one e
 		cargo test --release --locked -p stories --test suite -- --nocapture --test-threads 1 big_lanes::
 	bench/endurance.py $(RESULTS)
 
-hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile backend (13 minutes; ATTACKS='Idle Forged')
+hostile: ## good webhooks under thirteen attacks, p99 and memory, and a hostile backend (15 minutes; ATTACKS='Idle Forged')
 	ops/deps.sh test
 	cargo build --release --locked -p request-receiver -p downstreamer -p bench
 	mkdir -p $(RESULTS)

@@ -40,7 +40,7 @@ pub(super) async fn process(name: &str, admin: SocketAddr) -> Result<(), Failure
     loop {
         let reason = match client.get(&url).await {
             Ok(answer) if answer.status == StatusCode::OK => return Ok(()),
-            Ok(answer) => printable(&answer.body).trim().to_owned(),
+            Ok(answer) => printable(&answer.body).lines().next().unwrap_or_default().to_owned(),
             Err(error) => error,
         };
         progress.tell(|| format!("waiting for the {name}: {reason}"));

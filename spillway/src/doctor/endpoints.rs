@@ -48,8 +48,9 @@ async fn endpoint(client: &HttpClient, name: &str, given: Option<&str>, default:
             Finding::ok(format!("the {name} at {address} is ready"))
         }
         Ok(answer) => {
-            let reason = printable(&answer.body);
-            let what = format!("the {name} at {address} is not ready: {}", reason.trim());
+            let text = printable(&answer.body);
+            let reason = text.lines().next().unwrap_or_default().trim();
+            let what = format!("the {name} at {address} is not ready: {reason}");
             Finding::problem(what, "its log says more")
         }
         Err(error) if given.is_some() => Finding::problem(
