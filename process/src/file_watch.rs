@@ -30,9 +30,9 @@ impl FileWatch {
         Self { files: files.collect(), is_changing: false }
     }
 
-    /// Takes the files for changed: the next look notices it.
-    pub(crate) fn mark_changing(&mut self) {
-        self.is_changing = true;
+    /// Sets whether a change was seen at the last look. After one, the next look notices it.
+    pub(crate) fn set_changing(&mut self, is_changing: bool) {
+        self.is_changing = is_changing;
     }
 
     /// True if something changed before the last look and nothing since: a file that is being written

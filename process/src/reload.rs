@@ -35,14 +35,17 @@ impl Watched {
 
     /// Reads the files again if they have changed, or if `is_due`.
     fn look(&mut self, is_due: bool) {
-        if self.files.notice_change() || is_due {
-            let before = self.state.files();
-            self.has_failed = !self.state.reload();
-            if self.state.files() != before {
-                self.files = FileWatch::new(self.state.files());
-                // One of them may have changed since it was read.
-                self.files.mark_changing();
-            }
+        if !self.files.notice_change() && !is_due {
+            return;
+        }
+        // Whatever was changed up to here is read now, and not once more at the next look.
+        self.files.set_changing(false);
+        let before = self.state.files();
+        self.has_failed = !self.state.reload();
+        if self.state.files() != before {
+            self.files = FileWatch::new(self.state.files());
+            // One of them may have changed since it was read.
+            self.files.set_changing(true);
         }
     }
 }
@@ -134,12 +137,14 @@ mod tests {
         let reloads = || number.reloads.load(Ordering::Relaxed);
         watched.look(false);
         assert_eq!(reloads(), 0);
+        std::fs::write(&file, "22").expect("write");
         watched.look(true);
+        (0..4).for_each(|_| watched.look(false));
         assert_eq!((reloads(), watched.has_failed), (1, false));
         std::fs::write(&file, "many").expect("write");
         (0..4).for_each(|_| watched.look(false));
         assert_eq!((reloads(), watched.has_failed), (2, true));
-        assert_eq!(number.value.load(Ordering::Relaxed), 2, "the old one stays");
+        assert_eq!(number.value.load(Ordering::Relaxed), 22, "the old one stays");
         std::fs::write(&file, "13").expect("write");
         (0..4).for_each(|_| watched.look(false));
         // Its files are others now: it is read once more.

@@ -72,9 +72,9 @@ pub struct ReceiverArgs {
     secrets: SecretArgs,
 
     /// TOML file with several apps, each with a name, paths or hosts, and secrets of its own; read again
-    /// on SIGHUP. What is sent to none of the apps is verified with the receiver's own secrets
-    /// (SHOPIFY_CLIENT_SECRET, SHOPIFY_CLIENT_SECRET_FILE, SHOP_SECRETS_DIR or SHOP_SECRETS_URL),
-    /// or answered 404 if none of these is set
+    /// on SIGHUP, and within 10 s of a change. What is sent to none of the apps is verified with the
+    /// receiver's own secrets (SHOPIFY_CLIENT_SECRET, SHOPIFY_CLIENT_SECRET_FILE, SHOP_SECRETS_DIR or
+    /// SHOP_SECRETS_URL), or answered 404 if none of these is set
     #[arg(long, env = "APPS_FILE")]
     apps_file: Option<PathBuf>,
 
@@ -165,7 +165,8 @@ pub struct ReceiverArgs {
     ignore_topics: String,
 
     /// File with domains of shops whose webhooks are answered 200 and not stored, one per line; read
-    /// again on SIGHUP. Compliance topics and app/uninstalled are always stored
+    /// again on SIGHUP, and within 10 s of a change. Compliance topics and app/uninstalled are always
+    /// stored
     #[arg(long, env = "IGNORE_SHOPS_FILE")]
     ignore_shops_file: Option<PathBuf>,
 
