@@ -7,11 +7,12 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use clap::Args;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use prometheus::IntGauge;
+use prometheus::{IntGauge, Registry};
 use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
 use rustls::pki_types::CertificateDer;
 use rustls::sign::CertifiedKey;
+use spillway_process::metrics::register;
 use spillway_process::reload::FromFiles;
 use spillway_process::{Checker, pem};
 
@@ -113,18 +114,19 @@ impl BackendAccess {
 impl ClientIdentity {
     fn read(certificate: PathBuf, key: PathBuf) -> Result<Self, String> {
         let loaded = ArcSwap::from_pointee(pem::certified_key(&certificate, &key)?);
-        let identity = Self { certificate, key, loaded, expiry: pem::expiry_gauge() };
-        identity.show();
-        Ok(identity)
+        Ok(Self { certificate, key, loaded, expiry: pem::expiry_gauge() })
     }
 
-    /// Gauge of the time at which the certificate expires.
-    pub fn expiry(&self) -> &IntGauge {
-        &self.expiry
+    /// Shows from now on when the certificate expires.
+    pub(crate) fn register(&self, registry: &Registry) {
+        register(registry, &self.expiry);
+        self.show();
     }
 
     fn show(&self) {
-        self.expiry.set(pem::expiry(&self.loaded.load()).unwrap_or(i64::MAX));
+        let loaded = self.loaded.load();
+        pem::log_expiry(&self.certificate, &loaded);
+        self.expiry.set(pem::expiry(&loaded).unwrap_or(i64::MAX));
     }
 }
 

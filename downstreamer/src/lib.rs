@@ -36,7 +36,6 @@ use spillway_consumer::watch::{self, WatchTarget};
 use spillway_process::Background;
 use spillway_process::admin::AdminEndpoint;
 use spillway_process::error::chain;
-use spillway_process::metrics::register;
 use spillway_process::start::Unavailable;
 use spillway_process::{reload, supervisor};
 use spillway_queue::consumers::HTTP;
@@ -77,7 +76,7 @@ pub async fn run(
     let reloading = reload::start(states, &metrics.registry)?;
     background.spawn("reading the files again", reloading);
     if let Some(identity) = &settings.access.identity {
-        register(&metrics.registry, identity.expiry());
+        identity.register(&metrics.registry);
     }
     let sender = Arc::new(DeliveryClient::new(&settings)?);
     tracing::info!(

@@ -12,7 +12,7 @@ use rustls::sign::CertifiedKey;
 
 use crate::validity::not_after;
 
-/// Time before the end of a certificate from which on it is reported when it is read. Certificates are
+/// Time before the end of a certificate from which on it is logged when it is read. Certificates are
 /// renewed weeks before.
 const EXPIRES_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -29,8 +29,7 @@ pub fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String>
     Ok(certificates)
 }
 
-/// Reads a certificate with its chain, and its private key. Logs it if the certificate is not valid for
-/// much longer.
+/// Reads a certificate with its chain, and its private key.
 ///
 /// # Errors
 /// A sentence that names the file; also if the key is not that of the certificate.
@@ -47,7 +46,6 @@ pub fn certified_key(certificate: &Path, key: &Path) -> Result<CertifiedKey, Str
         }
         error => format!("{} holds no usable certificate: {error}", certificate.display()),
     })?;
-    warn_of_expiry(certificate, &pair);
     Ok(pair)
 }
 
@@ -67,7 +65,8 @@ pub fn expiry_gauge() -> IntGauge {
         .expect("BUG: a constant name is valid")
 }
 
-fn warn_of_expiry(file: &Path, pair: &CertifiedKey) {
+/// Logs that the certificate of this file has expired, or will soon.
+pub fn log_expiry(file: &Path, pair: &CertifiedKey) {
     let Some(expires) = expiry(pair) else { return };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let left = expires.saturating_sub_unsigned(now.as_secs());

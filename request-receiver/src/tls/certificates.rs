@@ -32,12 +32,10 @@ pub struct Certificates {
 /// Certificates as read from their files.
 #[derive(Debug)]
 pub struct CertificateSet {
-    /// Serves clients that send no name, or an unknown one.
-    default: Arc<CertifiedKey>,
+    /// In the order of the files. The first one serves clients that send no name, or an unknown one.
+    all: Vec<Arc<CertifiedKey>>,
     /// By DNS name in lower case, such as `a.example.com` or `*.example.com`.
     by_name: HashMap<String, Arc<CertifiedKey>>,
-    /// Unix time at which the first of them expires.
-    expires: Option<i64>,
 }
 
 impl Certificates {
@@ -55,7 +53,12 @@ impl Certificates {
     }
 
     fn show(&self) {
-        self.expiry.set(self.loaded.load().expires.unwrap_or(i64::MAX));
+        let loaded = self.loaded.load();
+        for (files, pair) in self.files.iter().zip(&loaded.all) {
+            pem::log_expiry(&files.certificate, pair);
+        }
+        let first = loaded.all.iter().filter_map(|pair| pem::expiry(pair)).min();
+        self.expiry.set(first.unwrap_or(i64::MAX));
     }
 }
 
@@ -105,9 +108,10 @@ impl CertificateSet {
             }
             all.push(key);
         }
-        let default = all.first().cloned().ok_or("no certificate is given")?;
-        let expires = all.iter().filter_map(|pair| pem::expiry(pair)).min();
-        Ok(Self { default, by_name, expires })
+        if all.is_empty() {
+            return Err("no certificate is given".to_owned());
+        }
+        Ok(Self { all, by_name })
     }
 
     fn select(&self, name: Option<&str>) -> Arc<CertifiedKey> {
@@ -117,7 +121,7 @@ impl CertificateSet {
             let any = || Some(format!("*.{}", name.split_once('.')?.1));
             self.by_name.get(&name).or_else(|| self.by_name.get(&any()?))
         });
-        found.unwrap_or(&self.default).clone()
+        found.unwrap_or(&self.all[0]).clone()
     }
 }
 
@@ -183,7 +187,7 @@ TqKv4OOP0t6870vvCbt+nlWIWXihRANCAARfAfUQaoPi76Ee5URflDlhEzfMGsZJ
         let directory = tempfile::tempdir().expect("a directory");
         let files = [write(directory.path(), "one", ONE), write(directory.path(), "two", TWO)];
         let set = CertificateSet::read(&files).expect("they are good");
-        let is_two = |name| !Arc::ptr_eq(&set.select(name), &set.default);
+        let is_two = |name| !Arc::ptr_eq(&set.select(name), &set.all[0]);
         for name in ["c.example", "C.Example"] {
             assert!(is_two(Some(name)), "{name}");
         }
