@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{Directive, LevelFilter};
 
 use crate::log_output::LogOutput;
 
@@ -44,6 +44,6 @@ fn filter() -> EnvFilter {
     if named.contains(LOGS_STRANGERS) {
         return filter;
     }
-    let silent = format!("{LOGS_STRANGERS}=off").parse();
+    let silent = format!("{LOGS_STRANGERS}=off").parse::<Directive>();
     filter.add_directive(silent.expect("BUG: a constant directive is valid"))
 }

@@ -285,7 +285,10 @@ async fn handshakes_that_are_slow_or_aborted_or_never_end_keep_nobody_out() {
     post(tunnel.address(), &Webhook::any()).await.expect_stored();
     let log = receiver.output();
     assert!(!log.contains("panicked"), "something panicked");
-    assert!(!log.contains("rustls") && !log.contains("handshake"), "strangers fill the log:\n{log}");
+    assert!(
+        !log.contains("rustls") && !log.contains("handshake"),
+        "strangers fill the log:\n{log}"
+    );
 }
 
 /// Writes half of the first message, or all of it byte by byte, until the server closes. Returns true if
