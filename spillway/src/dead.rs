@@ -14,8 +14,7 @@ use spillway_queue::dead::DeadLetter;
 use spillway_queue::status;
 
 use crate::failure::Failure;
-use crate::place::{CellArgs, ConsumerArgs};
-use crate::walk::unknown;
+use crate::place::{CellArgs, ConsumerArgs, unknown};
 use filter::{DeadFilter, WrittenFilter};
 
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
-use spillway_queue::consumers::KAFKA;
+use spillway_queue::consumers::{HTTP, KAFKA};
 use spillway_queue::controls::{Filter, Pause};
 use spillway_queue::lane::LaneRow;
 use spillway_queue::status::{self, ConsumerStatus};
@@ -54,6 +54,8 @@ struct Fact {
 /// Facts that one consumer has about the webhook.
 struct ConsumerFacts {
     consumer: String,
+    /// False before the first consumer of the cell is registered.
+    is_registered: bool,
     facts: Vec<Fact>,
     /// Sentence that says what the consumer cannot know.
     gap: String,
@@ -63,7 +65,12 @@ struct ConsumerFacts {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place, webhook_id, json } = arguments;
     let (redis, mut connection) = place.connect().await?;
-    let status = status::read(&redis, &mut connection).await?;
+    let mut status = status::read(&redis, &mut connection).await?;
+    if status.consumers.is_empty() {
+        // Everything waits for the downstreamer until it is started.
+        let name = HTTP.to_owned();
+        status.consumers.push(ConsumerStatus { name, ..ConsumerStatus::default() });
+    }
     let mut all = Vec::new();
     for consumer in &status.consumers {
         all.push(of_consumer(&place, consumer, &webhook_id).await?);
@@ -113,7 +120,12 @@ async fn look(
     if name == KAFKA {
         gap = of_kafka(&waiting, wanted);
     }
-    Ok(ConsumerFacts { consumer: name.clone(), facts, gap })
+    let is_registered = waiting.is_registered;
+    if !is_registered {
+        gap = "not received: no consumer was started yet, so all that was accepted still waits"
+            .to_owned();
+    }
+    Ok(ConsumerFacts { consumer: name.clone(), is_registered, facts, gap })
 }
 
 /// Explains the gap of the Kafka producer, which keeps no history of what it settled.
@@ -241,11 +253,9 @@ fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
 
 fn text(wanted: &str, all: &[ConsumerFacts]) -> String {
     let mut text = printable(wanted.as_bytes());
-    if all.is_empty() {
-        text.push_str("\nno consumer is registered, so nothing waits and nothing was delivered");
-    }
-    for ConsumerFacts { consumer, facts, gap } in all {
-        text.push_str(&format!("\n\n{consumer}:"));
+    for ConsumerFacts { consumer, is_registered, facts, gap } in all {
+        let state = if *is_registered { "" } else { " (not started yet)" };
+        text.push_str(&format!("\n\n{consumer}{state}:"));
         for Fact { id, at_ms, text: fact, .. } in facts {
             let fact = printable(fact.as_bytes());
             text.push_str(&format!("\n  {}  {id}\n    {fact}", rfc3339(*at_ms)));
@@ -271,7 +281,12 @@ fn object(wanted: &str, is_known: bool, all: &[ConsumerFacts]) -> Value {
     };
     let known = |known: &ConsumerFacts| {
         let facts: Vec<Value> = known.facts.iter().map(fact).collect();
-        json!({ "consumer": known.consumer, "facts": facts, "not_known": known.gap })
+        json!({
+            "consumer": known.consumer,
+            "registered": known.is_registered,
+            "facts": facts,
+            "not_known": known.gap,
+        })
     };
     let consumers: Vec<Value> = all.iter().map(known).collect();
     json!({ "webhook_id": wanted, "known": is_known, "consumers": consumers })

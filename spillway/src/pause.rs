@@ -13,8 +13,7 @@ use spillway_queue::status;
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
 use crate::out::{count, line, now_ms};
-use crate::place::ConsumerArgs;
-use crate::walk::unknown;
+use crate::place::{ConsumerArgs, unknown};
 
 /// Arguments of both commands.
 #[derive(Debug, Args)]

@@ -179,6 +179,7 @@ fn object(
     };
     json!({
         "consumer": arguments.place.consumer,
+        "registered": waiting.is_registered,
         "waiting": waiting.count,
         "exact": tally.is_exact(),
         "read": tally.read(),
@@ -196,6 +197,9 @@ fn text(
 ) -> String {
     let mut text =
         format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.place.consumer);
+    if !waiting.is_registered {
+        text.push_str(", which was not started yet");
+    }
     if !tally.is_exact() {
         text.push_str(&format!(
             "; estimated from {} of them, within ± in 95 of 100 cases (--exact reads all)",

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use spillway_queue::QueueError;
+use spillway_queue::consumers::{StartAt, register};
 use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
 use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
 use spillway_queue::status;
@@ -81,6 +82,10 @@ pub(super) async fn run(
     }
     consent.given(named.webhooks, "webhook", consumer)?;
     let redis = waiting.redis.clone();
+    if !waiting.is_registered {
+        // An order is for a registered consumer. The downstreamer would register itself the same way.
+        register(&redis, waiting.connection(), Some(consumer), StartAt::Oldest).await?;
+    }
     let before = controls::carried_out(&redis, waiting.connection(), consumer).await?;
     let Named { dropping, history, webhooks, .. } = named;
     let connection = waiting.connection();

@@ -83,8 +83,17 @@ impl Cell {
 
     /// Registers the consumer `http` and stores each webhook in its own pack.
     pub(crate) async fn store(&self, letters: &[Letter]) -> Vec<StreamId> {
+        self.append(letters, Some(HTTP)).await
+    }
+
+    /// Stores each webhook in its own pack, as a receiver does before any consumer was started.
+    pub(crate) async fn store_alone(&self, letters: &[Letter]) -> Vec<StreamId> {
+        self.append(letters, None).await
+    }
+
+    async fn append(&self, letters: &[Letter], consumer: Option<&str>) -> Vec<StreamId> {
         let (redis, mut connection) = self.connect().await;
-        register(&redis, &mut connection, Some(HTTP), StartAt::Oldest).await.unwrap();
+        register(&redis, &mut connection, consumer, StartAt::Oldest).await.unwrap();
         let mut appender = Appender::new(redis);
         let mut ids = Vec::new();
         for letter in letters {

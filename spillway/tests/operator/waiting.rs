@@ -85,6 +85,34 @@ async fn a_drop_is_ordered_only_with_a_yes_and_a_redaction_only_by_force() {
 }
 
 #[tokio::test]
+async fn what_waits_is_seen_and_dropped_before_any_consumer_was_started() {
+    let cell = Cell::start().await;
+    assert!(cell.told(&["top"]).starts_with("0 waiting webhooks for http"), "an empty Redis");
+    let entries = cell.store_alone(&[product(1), product(2), product(3)]).await;
+    let top = json(&cell, &["top", "--json"]);
+    assert_eq!((&top["waiting"], &top["registered"]), (&3.into(), &false.into()));
+    assert!(cell.told(&["top"]).contains("which was not started yet"));
+    assert_eq!(lines(&cell, &["queue", "list", "--json"]).len(), 3);
+    let explained = json(&cell, &["explain", &delivery_id(&product(2)), "--json"]);
+    assert_eq!(explained["consumers"][0]["facts"][0]["state"], "waiting");
+    let (code, told) = {
+        let output = cell.spillway(&["explain", "nothing"]);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert!(code == Some(1) && told.contains("no consumer was started yet"), "{told}");
+    // Another consumer may begin elsewhere.
+    assert_eq!(cell.refused(&["top", "--consumer", "kafka"]).0, 1);
+
+    let first = delivery_id(&product(1));
+    let told = cell.told(&["queue", "drop", "--webhook-id", &first, "--yes", "--no-wait"]);
+    assert!(told.contains("1 more") && told.contains("it has no leader"), "{told}");
+    // The drop registered the downstreamer's consumer, at the oldest entry.
+    let status = json(&cell, &["status", "--json"]);
+    assert_eq!(status["consumers"][0]["waiting"], entries.len());
+    assert_eq!(lines(&cell, &["queue", "list", "--json"]).len(), 2);
+}
+
+#[tokio::test]
 async fn pauses_are_shown_and_ended_one_by_one() {
     let cell = seven().await;
     let shop = ["--shop", "shop-1.myshopify.com"];
