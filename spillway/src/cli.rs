@@ -38,7 +38,7 @@ pub(crate) enum Command {
     Queue(queue::Arguments),
     /// Pause a shop, a topic, a resource, an app or a whole consumer until it is resumed (kafka: whole
     /// consumer only)
-    Pause(pause::Arguments),
+    Pause(pause::PauseArguments),
     /// End a pause
     Resume(pause::ResumeArguments),
     /// Show everything that is known about one webhook: where it waits, or its outcome

@@ -7,6 +7,9 @@ use spillway_webhook::WebhookId;
 
 use crate::failure::Failure;
 
+/// Names of the filter flags, for messages.
+pub(crate) const FILTERS: &str = "--shop, --topic, --resource, --app, --webhook-id";
+
 /// Filter flags. A webhook must match all of those given. An empty value, such as that of an unset
 /// variable of a shell, is refused: it would match every webhook without an app.
 #[derive(Debug, Clone, Default, Args)]

@@ -119,7 +119,7 @@ async fn a_paused_consumer_stands_and_what_is_dropped_meanwhile_never_appears() 
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).expect("text")
     };
-    told(&["pause"]).await;
+    told(&["pause", "--all"]).await;
     let is_paused = async || producer.metric("spillway_pauses").await == Some(1.0);
     until("it is paused", SOON, is_paused).await;
     queue.feed_of(600, |resource| resource % 3).await;

@@ -123,7 +123,7 @@ fn rows(top: &Value) -> HashMap<String, u64> {
 async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
     let each = size(60, 6_000);
     let mut app = App::start(&[]).await;
-    app.told(&["pause"]).await;
+    app.told(&["pause", "--all"]).await;
     app.pauses(1.0).await;
     app.fill(each, 3).await;
     let top = app.json(&["top", "--exact"]).await;
@@ -242,7 +242,7 @@ async fn a_paused_shop_that_fills_the_index_leaves_room_for_the_others() {
     let of_paused = |sequence| (1..=many).map(move |resource| item(5, resource, sequence));
     let others = |sequence| (1..=few).map(move |resource| item(6, many + resource, sequence));
     // The index is full of webhooks from before the pause, and must also hold later ones.
-    app.told(&["pause"]).await;
+    app.told(&["pause", "--all"]).await;
     app.pauses(1.0).await;
     app.feed.store(of_paused(1).chain(others(1)).collect()).await;
     let domain = shop::domain(5);
@@ -275,7 +275,7 @@ async fn a_drop_amid_coalescing_leaves_the_newest_of_each_resource() {
             items.push((event, shop::webhook(resource % SHOPS, topic, event)));
         }
     }
-    app.told(&["pause"]).await;
+    app.told(&["pause", "--all"]).await;
     app.pauses(1.0).await;
     app.feed.store(items).await;
     app.told(&["resume"]).await;
@@ -368,7 +368,7 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     // The second webhook is an identical copy, stored again.
     store(vec![delivered.clone(), dead.clone(), delivered.clone()]).await;
     app.empty().await;
-    app.told(&["pause"]).await;
+    app.told(&["pause", "--all"]).await;
     app.pauses(1.0).await;
     let (older, newer) = (item(2, 1, "products/update"), item(2, 2, "products/update"));
     let dropped = item(3, 1, "orders/create");

@@ -13,6 +13,7 @@ use super::filter::{DeadFilter, WrittenFilter};
 use super::walk::Walk;
 use crate::consent::Consent;
 use crate::failure::Failure;
+use crate::filter::FILTERS;
 use crate::out::{Progress, count, float, line};
 use crate::place::CellArgs;
 
@@ -99,11 +100,9 @@ pub(super) async fn drop(
 fn some_filter(filter: WrittenFilter, all: bool) -> Result<DeadFilter, Failure> {
     let filter = filter.checked()?;
     if filter.is_empty() && !all {
-        return Err(Failure::Usage(
-            "give an id or a filter (--shop, --topic, --resource, --app, --webhook-id, --since, \
-             --until), or --all"
-                .to_owned(),
-        ));
+        return Err(Failure::Usage(format!(
+            "give a Spillway-Id or a filter ({FILTERS}, --since, --until), or --all"
+        )));
     }
     Ok(filter)
 }

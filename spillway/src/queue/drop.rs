@@ -18,7 +18,7 @@ use spillway_webhook::shopify::Headers;
 use super::list::NOTHING;
 use crate::consent::Consent;
 use crate::failure::Failure;
-use crate::filter::FilterArguments;
+use crate::filter::{FILTERS, FilterArguments};
 use crate::out::{Progress, count, line};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
@@ -68,8 +68,7 @@ pub(super) async fn run(
     let filter = arguments.filter.clone().filter();
     let consent = arguments.consent;
     if filter.is_empty() && !consent.all {
-        let hint = "give a filter (--shop, --topic, --resource, --app, --webhook-id), or --all";
-        return Err(Failure::Usage(hint.to_owned()));
+        return Err(Failure::Usage(format!("give a filter ({FILTERS}), or --all")));
     }
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
     let named = find(&mut waiting, filter, consent).await?;

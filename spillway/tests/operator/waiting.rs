@@ -118,7 +118,7 @@ async fn pauses_are_shown_and_ended_one_by_one() {
     let shop = ["--shop", "shop-1.myshopify.com"];
     assert!(cell.told(&[&["pause"], &shop[..]].concat()).contains("shop shop-1.myshopify.com"));
     assert!(cell.told(&[&["pause"], &shop[..]].concat()).contains("before"));
-    cell.told(&["pause"]);
+    cell.told(&["pause", "--all"]);
     let status = json(&cell, &["status", "--json"]);
     assert_eq!(status["consumers"][0]["pauses"].as_array().unwrap().len(), 2);
     assert!(cell.told(&["status"]).contains("http has paused everything"));
@@ -129,8 +129,11 @@ async fn pauses_are_shown_and_ended_one_by_one() {
     let (code, told) = cell.refused(&["resume"]);
     assert!(code == 1 && told.contains("paused is: shop shop-1"), "{told}");
     assert!(cell.told(&["resume", "--all"]).contains("1 pause"));
-    assert_eq!(cell.refused(&["pause", "--consumer", "nobody"]).0, 1);
+    assert_eq!(cell.refused(&["pause", "--all", "--consumer", "nobody"]).0, 1);
     assert_eq!(cell.refused(&["pause", "--consumer", "kafka", "--shop", "x"]).0, 64);
+    let (code, told) = cell.refused(&["pause"]);
+    assert!(code == 64 && told.contains("or --all to pause everything for http"), "{told}");
+    assert!(!cell.told(&["status"]).contains("has paused everything"));
 }
 
 #[tokio::test]
