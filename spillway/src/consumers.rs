@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use spillway_queue::consumers::{StartAt, forget, register};
 use spillway_queue::status::read;
 
+use crate::consent::{Confirmation, dry_run};
 use crate::failure::Failure;
 use crate::out::{count, line};
 use crate::place::CellArgs;
@@ -39,9 +40,8 @@ enum Action {
         /// Name of the consumer
         #[arg(value_parser = name)]
         name: String,
-        /// Confirm; without it, only what would be lost is reported
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
 }
 
@@ -58,7 +58,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.action.unwrap_or(Action::List) {
         Action::List => list(&arguments.place).await?,
         Action::Add { name, start_at } => add(&arguments.place, &name, start_at).await?,
-        Action::Forget { name, yes } => forget_one(&arguments.place, &name, yes).await?,
+        Action::Forget { name, confirmation } => {
+            forget_one(&arguments.place, &name, confirmation).await?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -82,7 +84,11 @@ async fn add(place: &CellArgs, name: &str, start_at: CursorStart) -> Result<(), 
     })?)
 }
 
-async fn forget_one(place: &CellArgs, name: &str, yes: bool) -> Result<(), Failure> {
+async fn forget_one(
+    place: &CellArgs,
+    name: &str,
+    confirmation: Confirmation,
+) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
     let status = read(&redis, &mut connection).await?;
     let Some(consumer) = status.consumers.iter().find(|consumer| consumer.name == name) else {
@@ -96,8 +102,9 @@ async fn forget_one(place: &CellArgs, name: &str, yes: bool) -> Result<(), Failu
         consumer.parked,
         count(consumer.dead.letters, "dead letter")
     );
-    if !yes {
-        return Err(Failure::Usage(format!("{name} would lose {loses}; add --yes to forget it")));
+    if !confirmation.yes {
+        let effect = format!("{name} would lose {loses}, for good");
+        return Ok(line(dry_run(&effect, "forget it"))?);
     }
     if let Some(seconds) = consumer.last_seen.ago_seconds.filter(|_| consumer.leader.is_some()) {
         eprintln!(

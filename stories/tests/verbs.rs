@@ -134,8 +134,9 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
 
     // With a running consumer.
     let first = shop::domain(1);
-    let refused = app.cell.spillway(&["queue", "drop", "--shop", &first]).await;
-    assert_eq!(refused.status.code(), Some(64), "without --yes");
+    let unchanged = app.json(&["queue", "drop", "--shop", &first]).await;
+    assert_eq!((&unchanged["dry_run"], &unchanged["dropped"]), (&true.into(), &0.into()));
+    assert_eq!(unchanged["matched"], 3 * each, "without --yes");
     let dropped = app.json(&["queue", "drop", "--shop", &first, "--yes"]).await;
     say(&format!("verbs: {dropped}"));
     assert_eq!(dropped["matched"], 3 * each);
@@ -300,7 +301,7 @@ async fn a_replay_that_is_to_be_dropped_is_not_delivered_by_the_next_leader() {
     let refused = app.backend.count();
     app.backend.behave(|_| Behaviour::ok());
     app.downstreamer.kill9();
-    app.told(&["dead", "replay", "--all"]).await;
+    app.told(&["dead", "replay", "--all", "--yes"]).await;
     let first = shop::domain(1);
     let dropped =
         app.told(&["queue", "drop", "--shop", &first, "--yes", "--no-wait", "--json"]).await;

@@ -16,7 +16,7 @@ use spillway_webhook::fingerprint::id_key;
 use spillway_webhook::shopify::Headers;
 
 use super::list::NOTHING;
-use crate::consent::Consent;
+use crate::consent::{Consent, dry_run};
 use crate::failure::Failure;
 use crate::filter::{FILTERS, FilterArguments};
 use crate::out::{Progress, count, line};
@@ -73,13 +73,9 @@ pub(super) async fn run(
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
     let named = find(&mut waiting, filter, consent).await?;
     consent.tell_kept(named.compliance_kept, "webhook");
-    if named.webhooks == 0 {
-        return match arguments.json {
-            true => tell(&mut waiting, consumer, 0, 0, &arguments).await,
-            false => Ok(line(NOTHING)?),
-        };
+    if named.webhooks == 0 || !consent.confirmation.yes {
+        return tell_unchanged(consumer, named.webhooks, &arguments);
     }
-    consent.given(named.webhooks, "webhook", consumer)?;
     let redis = waiting.redis.clone();
     if !waiting.is_registered {
         // An order is for a registered consumer. The downstreamer would register itself the same way.
@@ -211,6 +207,33 @@ async fn watch(
     }
 }
 
+/// Reports a dry run, or that nothing matches.
+fn tell_unchanged(consumer: &str, matched: u64, arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.json {
+        return Ok(line(object(consumer, matched, 0, arguments))?);
+    }
+    if matched == 0 {
+        return Ok(line(NOTHING)?);
+    }
+    let matched = count(matched, "webhook");
+    let effect = format!("{matched} would be dropped for {consumer}, for good");
+    Ok(line(dry_run(&effect, "drop them"))?)
+}
+
+fn object(
+    consumer: &str,
+    matched: u64,
+    dropped: u64,
+    arguments: &Arguments,
+) -> serde_json::Value {
+    let is_dry_run = !arguments.consent.confirmation.yes;
+    let not_yet = if is_dry_run { 0 } else { matched.saturating_sub(dropped) };
+    serde_json::json!({
+        "consumer": consumer, "dry_run": is_dry_run, "matched": matched, "dropped": dropped,
+        "not_yet": not_yet,
+    })
+}
+
 async fn tell(
     waiting: &mut Waiting,
     consumer: &str,
@@ -218,13 +241,10 @@ async fn tell(
     dropped: u64,
     arguments: &Arguments,
 ) -> Result<(), Failure> {
-    let left = wanted.saturating_sub(dropped);
     if arguments.json {
-        let object = serde_json::json!({
-            "consumer": consumer, "matched": wanted, "dropped": dropped, "not_yet": left,
-        });
-        return Ok(line(object)?);
+        return Ok(line(object(consumer, wanted, dropped, arguments))?);
     }
+    let left = wanted.saturating_sub(dropped);
     if left == 0 {
         return Ok(line(format_args!("dropped {}", count(dropped, "webhook")))?);
     }

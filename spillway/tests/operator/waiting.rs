@@ -69,9 +69,15 @@ async fn what_waits_is_listed_by_every_filter_and_shown() {
 async fn a_drop_is_ordered_only_with_a_yes_and_a_redaction_only_by_force() {
     let cell = seven().await;
     assert_eq!(cell.refused(&["queue", "drop", "--yes"]).0, 64, "without a filter");
-    let (code, told) = cell.refused(&["queue", "drop", "--shop", "shop-1.myshopify.com"]);
-    assert_eq!(code, 64);
-    assert!(told.contains("3 webhooks would be dropped") && told.contains("legal"), "{told}");
+    let output = cell.spillway(&["queue", "drop", "--shop", "shop-1.myshopify.com"]);
+    let told = String::from_utf8(output.stdout).unwrap();
+    let expected = "3 webhooks would be dropped for http, for good\ndry run: nothing was changed; \
+                    add --yes to drop them\n";
+    assert_eq!((output.status.code(), told.as_str()), (Some(0), expected));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("legal"));
+    let unchanged = json(&cell, &["queue", "drop", "--all", "--json"]);
+    assert_eq!((&unchanged["dry_run"], &unchanged["not_yet"]), (&true.into(), &0.into()));
+    assert_eq!(lines(&cell, &["queue", "list", "--json"]).len(), 7, "nothing was changed");
     let drop = ["queue", "drop", "--shop", "shop-1.myshopify.com", "--yes", "--no-wait"];
     let told = cell.told(&drop);
     assert!(told.contains("3 more") && told.contains("it has no leader"), "{told}");
