@@ -46,8 +46,8 @@ pub(crate) struct Arguments {
 
 /// Runs all checks. The exit code is 1 if there is a problem; warnings do not count.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let redis = arguments.place.redis()?;
-    let (mut findings, consumers) = queue::examine(&redis, arguments.spill_dir.as_deref()).await;
+    let spill_dir = arguments.spill_dir.as_deref();
+    let (mut findings, consumers) = queue::examine(&arguments.place, spill_dir).await?;
     let has_kafka = consumers.iter().any(|consumer| consumer.name == KAFKA);
     findings.extend(endpoints::examine(&arguments.endpoints, has_kafka).await);
     findings.extend(backend::examine(&arguments.backend, &arguments.secret).await?);

@@ -17,6 +17,7 @@ mod place;
 mod queue;
 mod secret;
 mod send;
+mod socket;
 mod status;
 mod top;
 mod walk;

@@ -7,9 +7,10 @@ use spillway_process::Checker;
 use spillway_process::redis_args::RedisArgs;
 use spillway_queue::consumers::HTTP;
 use spillway_queue::status::CellStatus;
-use spillway_queue::{Connection, Redis};
+use spillway_queue::{Connection, QueueError, Redis};
 
 use crate::failure::Failure;
+use crate::socket::denial;
 
 /// Response timeout of Redis. No request of this command takes that long.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,7 +68,17 @@ impl CellArgs {
     /// Returns the Redis handle and a connection.
     pub(crate) async fn connect(&self) -> Result<(Redis, Connection), Failure> {
         let redis = self.redis()?;
-        let connection = redis.connect(Some(PATIENCE)).await?;
-        Ok((redis, connection))
+        match redis.connect(Some(PATIENCE)).await {
+            Ok(connection) => Ok((redis, connection)),
+            Err(error) => Err(self.unconnected(error)),
+        }
+    }
+
+    /// Failure of a connection. It says so if this user may not open the socket.
+    pub(crate) fn unconnected(&self, error: QueueError) -> Failure {
+        match (error, denial(&self.redis.redis_url)) {
+            (QueueError::Unreachable(_), Some(message)) => Failure::Denied(message),
+            (error, _) => error.into(),
+        }
     }
 }

@@ -13,6 +13,7 @@ use spillway_queue::{Connection, QueueError, Redis};
 use super::finding::Finding;
 use crate::failure::Failure;
 use crate::out::{age, count, size};
+use crate::place::CellArgs;
 
 /// Policy that refuses nothing: findings are reported whatever the receivers are set to refuse.
 const MEASURED: DurabilityPolicy = DurabilityPolicy { is_required: false, is_vouched: false };
@@ -34,17 +35,18 @@ const SILENT_SECONDS: f64 = 10.0;
 
 /// Checks the queue. Also returns its consumers.
 pub(super) async fn examine(
-    redis: &Redis,
+    place: &CellArgs,
     spill_dir: Option<&Path>,
-) -> (Vec<Finding>, Vec<ConsumerStatus>) {
-    match examine_reachable(redis, spill_dir).await {
+) -> Result<(Vec<Finding>, Vec<ConsumerStatus>), Failure> {
+    let redis = place.redis()?;
+    Ok(match examine_reachable(&redis, spill_dir).await {
         Ok(found) => found,
         Err(error) => {
             let fix = "start Redis (ops/redis.conf), and check REDIS_URL and, for a unix socket, \
                        that this user may open it";
-            (vec![Finding::problem(Failure::from(error).to_string(), fix)], Vec::new())
+            (vec![Finding::problem(place.unconnected(error).to_string(), fix)], Vec::new())
         }
-    }
+    })
 }
 
 async fn examine_reachable(

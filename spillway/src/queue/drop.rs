@@ -220,12 +220,7 @@ fn tell_unchanged(consumer: &str, matched: u64, arguments: &Arguments) -> Result
     Ok(line(dry_run(&effect, "drop them"))?)
 }
 
-fn object(
-    consumer: &str,
-    matched: u64,
-    dropped: u64,
-    arguments: &Arguments,
-) -> serde_json::Value {
+fn object(consumer: &str, matched: u64, dropped: u64, arguments: &Arguments) -> serde_json::Value {
     let is_dry_run = !arguments.consent.confirmation.yes;
     let not_yet = if is_dry_run { 0 } else { matched.saturating_sub(dropped) };
     serde_json::json!({

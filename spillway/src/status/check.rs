@@ -56,7 +56,9 @@ pub(super) fn tell(
 ) -> Result<ExitCode, Failure> {
     let (grade, text) = match &read {
         Ok(status) => summary(status, judge(status, thresholds)),
-        Err(failure @ Failure::Queue(_)) => (Grade::Critical, failure.to_string()),
+        Err(failure @ (Failure::Queue(_) | Failure::Denied(_))) => {
+            (Grade::Critical, failure.to_string())
+        }
         // Invalid settings are no statement about the queue.
         Err(_) => return read.map(|_| ExitCode::SUCCESS),
     };

@@ -1,5 +1,8 @@
 //! Tests of `spillway status` and `spillway consumers`, settings and exit codes.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -76,11 +79,41 @@ async fn exit_codes_tell_what_was_wrong() {
     let (code, told) = cell.refused(&["status", "--redis-url", "http://user:hush@x"]);
     assert_eq!(code, 78);
     assert!(told.contains("REDIS_URL") && !told.contains("hush"), "{told}");
-    let (code, told) = cell.refused(&["status", "--redis-url", "unix:///nonexistent.sock"]);
-    assert_eq!(code, 1);
-    assert!(told.contains("is it running"), "{told}");
+    for command in
+        [&["status"][..], &["top"], &["dead", "list"], &["explain", "x"], &["pause", "--all"]]
+    {
+        let url = ["--redis-url", "unix:///nonexistent.sock"];
+        let (code, told) = cell.refused(&[command, &url].concat());
+        assert_eq!(code, 69, "{command:?}");
+        assert!(told.contains("is it running"), "{told}");
+    }
     assert_eq!(cell.refused(&["status", "--env-file", "/nonexistent"]).0, 78);
     assert!(cell.told(&["--help"]).contains("doctor"));
+}
+
+/// Root may open every socket: the command runs as another user then, from a directory that this
+/// user may enter.
+#[tokio::test]
+async fn a_socket_that_this_user_may_not_open_is_named_with_its_group() {
+    let cell = Cell::start().await;
+    let open = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(open.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = open.path().join("spillway");
+    std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["status", "--redis-url", &cell.url()]).env_clear().current_dir(open.path());
+    if rustix::process::geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
+    } else {
+        std::fs::set_permissions(cell.path("redis.sock"), Permissions::from_mode(0)).unwrap();
+    }
+    let output = command.output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(69), "{told}");
+    for part in ["may not", "belongs to user", "and group", "run this as root"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
 }
 
 #[tokio::test]
