@@ -13,7 +13,7 @@ use spillway_queue::status::{CellStatus, ConsumerStatus, QueueStatus, read};
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
-use crate::out::{age, count, line, size, table};
+use crate::out::{age, count, line, printable, size, table};
 use crate::place::CellArgs;
 
 /// Percentage of `maxmemory` from which a shop is shown.
@@ -78,6 +78,7 @@ pub(crate) fn consumers_text(consumers: &[ConsumerStatus]) -> String {
         "CONSUMER",
         "WAITING",
         "OLDEST",
+        "STATE",
         "LEADER",
         "LAST SEEN",
         "PARKED",
@@ -86,8 +87,11 @@ pub(crate) fn consumers_text(consumers: &[ConsumerStatus]) -> String {
     ];
     let mut text = table(header, consumers.iter().map(consumer_row));
     for consumer in consumers {
+        let name = &consumer.name;
+        if let Some(state) = state_of(consumer).filter(|state| state.contains([':', ';'])) {
+            text.push_str(&format!("\n{name}: {}", printable(state.as_bytes())));
+        }
         for Pause { filter, since_ms } in &consumer.pauses {
-            let name = &consumer.name;
             let since = rfc3339(*since_ms);
             text.push_str(&format!("\n{name} has paused {filter} since {since}"));
         }
@@ -95,7 +99,23 @@ pub(crate) fn consumers_text(consumers: &[ConsumerStatus]) -> String {
     text
 }
 
-fn consumer_row(consumer: &ConsumerStatus) -> [String; 8] {
+/// Answer of the leader's `/readyz`; `None` if there is no live leader, or it is not known.
+fn state_of(consumer: &ConsumerStatus) -> Option<&str> {
+    let leader = consumer.leader.as_ref().filter(|_| consumer.has_live_leader())?;
+    leader.instance.as_ref().map(|instance| instance.state.as_str())
+}
+
+/// First word of a state, for a column.
+fn code_of(consumer: &ConsumerStatus) -> String {
+    let code = state_of(consumer).and_then(|state| state.split([':', ';']).next());
+    match code {
+        Some(code) => code.to_owned(),
+        None if consumer.has_live_leader() => "-".to_owned(),
+        None => "no leader".to_owned(),
+    }
+}
+
+fn consumer_row(consumer: &ConsumerStatus) -> [String; 9] {
     let dead = match consumer.dead.letters {
         0 => "0".to_owned(),
         letters => format!("{letters} ({})", size(consumer.dead.bytes)),
@@ -104,7 +124,8 @@ fn consumer_row(consumer: &ConsumerStatus) -> [String; 8] {
         consumer.name.clone(),
         consumer.waiting.to_string(),
         consumer.oldest_age_seconds.map_or_else(|| "-".to_owned(), age),
-        consumer.leader.clone().unwrap_or_else(|| "none".to_owned()),
+        code_of(consumer),
+        consumer.leader.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
         consumer
             .last_seen
             .ago_seconds
@@ -161,14 +182,14 @@ fn queue_text(queue: &QueueStatus) -> String {
 mod tests {
     use super::*;
     use spillway_queue::controls::Filter;
-    use spillway_queue::status::{DeadTotals, LastSeen};
+    use spillway_queue::status::{DeadTotals, LastSeen, LeaderInstance, LeaderStatus};
 
     fn consumer() -> ConsumerStatus {
         ConsumerStatus {
             name: "http".to_owned(),
             waiting: 12,
             oldest_age_seconds: Some(61.5),
-            leader: Some("0123456789abcdef".to_owned()),
+            leader: Some(LeaderStatus { token: "0123456789abcdef".to_owned(), instance: None }),
             last_seen: LastSeen { ago_seconds: Some(0.3), at_ms: 1 },
             parked: 2,
             dead: DeadTotals { letters: 3, bytes: 2048 },
@@ -189,8 +210,27 @@ mod tests {
         );
         let cells: Vec<_> = lines[3].split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
         let expected =
-            ["http", "12", "1m 1s", "0123456789abcdef", "0s ago", "2", "3 (2.0 KiB)", "5-0"];
-        assert_eq!(cells, expected);
+            ["http", "12", "1m 1s", "-", "0123456789abcdef", "0s ago", "2", "3 (2.0 KiB)", "5-0"];
+        assert_eq!(cells, expected, "an instance of an earlier version");
+    }
+
+    #[test]
+    fn a_leader_is_shown_with_its_place_and_its_state() {
+        let with = |state: &str, ago_seconds| {
+            let instance =
+                LeaderInstance { host: "web-1".to_owned(), pid: 42, state: state.to_owned() };
+            let leader = LeaderStatus { token: "ab".to_owned(), instance: Some(instance) };
+            let last_seen = LastSeen { ago_seconds: Some(ago_seconds), at_ms: 1 };
+            ConsumerStatus { leader: Some(leader), last_seen, ..consumer() }
+        };
+        let text = consumers_text(&[with("ready", 0.3)]);
+        assert!(text.contains("  ready  ") && text.contains("  web-1:42  "), "{text}");
+        assert_eq!(text.lines().count(), 2, "{text}");
+        let text = consumers_text(&[with("backend_refuses: since 3 min", 0.3)]);
+        assert!(text.contains("  backend_refuses  "), "{text}");
+        assert!(text.ends_with("\nhttp: backend_refuses: since 3 min"), "{text}");
+        let text = consumers_text(&[with("ready", 60.0)]);
+        assert!(text.contains("  no leader  ") && text.contains("web-1:42"), "{text}");
     }
 
     #[test]

@@ -346,6 +346,25 @@ async fn a_topic_or_a_resource_is_paused_as_well() {
     assert_eq!(order, [1, 2]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_shows_where_the_leader_runs_and_what_its_readyz_says() {
+    let app = App::start(&[]).await;
+    let leader = async || app.json(&["status"]).await["consumers"][0]["leader"].clone();
+    assert_eq!(leader().await["pid"], app.downstreamer.id());
+    until("it is ready", SOON, async || leader().await["state"] == "ready").await;
+    app.backend.behave(|_| Behaviour::status(404));
+    app.fill(100, 1).await;
+    app.downstreamer.unready("backend_refuses").await;
+    let refuses = async || {
+        let state = leader().await["state"].as_str().unwrap_or_default().to_owned();
+        state.contains("backend_refuses")
+    };
+    until("the status says so", SOON, refuses).await;
+    let told = app.told(&["status"]).await;
+    assert!(told.contains(&format!(":{}", app.downstreamer.id())), "{told}");
+    assert!(told.contains("backend_refuses"), "{told}");
+}
+
 /// Known states of an event: `consumers[0].facts[..].state`.
 async fn states(app: &App, event: Event) -> Vec<String> {
     let explained = app.json(&["explain", &event.webhook_id()]).await;

@@ -30,8 +30,6 @@ const DISK_SPARE_BYTES: u64 = 1 << 30;
 /// Percentage of `maxmemory` from which a shop is reported, a little below the default of
 /// `SHOP_MAX_QUEUED`.
 const LARGE_SHOP_PERCENT: u128 = 45;
-/// Longer than a running leader is ever silent.
-const SILENT_SECONDS: f64 = 10.0;
 
 /// Checks the queue. Also returns its consumers.
 pub(super) async fn examine(
@@ -177,8 +175,7 @@ fn consumers(consumers: &[ConsumerStatus]) -> Vec<Finding> {
 fn consumer(consumer: &ConsumerStatus) -> Vec<Finding> {
     let name = &consumer.name;
     let waiting = count(consumer.waiting, "webhook");
-    let is_silent = consumer.last_seen.ago_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
-    let mut findings = vec![if consumer.leader.is_none() || is_silent {
+    let mut findings = vec![if !consumer.has_live_leader() {
         let seen = consumer.last_seen.ago_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
         let fix =
             format!("start it; if it is not wanted any more: spillway consumers forget {name}");
@@ -297,12 +294,12 @@ mod tests {
 
     #[test]
     fn a_consumer_needs_a_live_leader() {
-        use spillway_queue::status::{DeadTotals, LastSeen};
+        use spillway_queue::status::{DeadTotals, LastSeen, LeaderStatus};
         let owned = ConsumerStatus {
             name: "http".to_owned(),
             waiting: 0,
             oldest_age_seconds: None,
-            leader: Some("x".to_owned()),
+            leader: Some(LeaderStatus::default()),
             last_seen: LastSeen { ago_seconds: Some(1.0), at_ms: 1 },
             cursor: "0-0".to_owned(),
             ..ConsumerStatus::default()
