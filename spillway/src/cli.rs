@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use spillway_process::start::{parse_flags, read_env_file};
 use spillway_process::{exit, generate};
 
-use crate::{consumers, dead, dev, doctor, explain, pause, queue, send, status, top};
+use crate::{consumers, dead, dev, doctor, explain, health, pause, queue, send, status, top};
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
 const DEV_ENV_FILE: &str = ".env";
@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Consumers(consumers::Arguments),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong
     Doctor(doctor::Arguments),
+    /// Ask the processes of this machine or container whether they work; for a container's HEALTHCHECK
+    Health(health::Arguments),
     /// Start a whole cell on this machine to try it: Redis, receiver, downstreamer and a demo
     /// backend
     Dev(dev::Arguments),

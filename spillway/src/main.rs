@@ -10,6 +10,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod filter;
+mod health;
 mod http;
 mod out;
 mod pause;
@@ -59,6 +60,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Dead(arguments) => dead::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
+            Command::Health(arguments) => health::run(arguments).await,
             Command::Dev(arguments) => dev::run(arguments).await,
         }
     });

@@ -365,6 +365,27 @@ async fn the_status_shows_where_the_leader_runs_and_what_its_readyz_says() {
     assert!(told.contains("backend_refuses"), "{told}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_health_of_a_process_is_its_exit_code() {
+    let mut app = App::start(&[]).await;
+    let address = app.downstreamer.admin_address().to_string();
+    let health = async |cell: &Cell| {
+        let output = cell.spillway(&["health", "--admin-listen", &address]).await;
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"))
+    };
+    let (code, told) = health(&app.cell).await;
+    assert!(code == Some(0) && told.contains("alive"), "{told}");
+    app.downstreamer.sigstop();
+    let (code, told) = health(&app.cell).await;
+    assert!(code == Some(1) && told.contains("no answer"), "{told}");
+    app.downstreamer.sigcont();
+    app.downstreamer.kill9();
+    let (code, told) = health(&app.cell).await;
+    assert!(code == Some(1) && told.contains("nothing listens"), "{told}");
+    let wrong = app.cell.spillway(&["health", "--admin-listen", "nowhere"]).await;
+    assert_eq!(wrong.status.code(), Some(78));
+}
+
 /// Known states of an event: `consumers[0].facts[..].state`.
 async fn states(app: &App, event: Event) -> Vec<String> {
     let explained = app.json(&["explain", &event.webhook_id()]).await;
