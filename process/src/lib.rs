@@ -23,9 +23,11 @@ pub mod shutdown;
 pub mod start;
 pub mod supervisor;
 pub mod telemetry;
+pub mod version;
 
 pub use admin::Readiness;
 pub use background::Background;
 pub use process_args::ProcessArgs;
 pub use settings::Checker;
 pub use start::{ServerArgs, start};
+pub use version::version;

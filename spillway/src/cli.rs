@@ -14,7 +14,7 @@ const DEV_ENV_FILE: &str = ".env";
 
 /// Spillway's command for operators: inspect the queue, handle dead letters, try a cell.
 #[derive(Debug, Parser)]
-#[command(name = "spillway", version, max_term_width = 100)]
+#[command(name = "spillway", version = spillway_process::version(), max_term_width = 100)]
 struct Cli {
     /// Read settings from this file where flags and the environment set none: KEY=value lines, as
     /// systemd's EnvironmentFile= reads them

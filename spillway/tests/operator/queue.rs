@@ -89,6 +89,10 @@ async fn exit_codes_tell_what_was_wrong() {
     }
     assert_eq!(cell.refused(&["status", "--env-file", "/nonexistent"]).0, 78);
     assert!(cell.told(&["--help"]).contains("doctor"));
+    let version = cell.told(&["--version"]);
+    let expected = format!("spillway {}\n", spillway_process::version());
+    assert_eq!(version, expected);
+    assert!(version.starts_with("spillway 0.1.0 ("), "{version}");
 }
 
 /// Root may open every socket: the command runs as another user then, from a directory that this
