@@ -18,7 +18,7 @@ const DEV_ENV_FILE: &str = ".env";
 struct Cli {
     /// Read settings from this file where flags and the environment set none: KEY=value lines, as
     /// systemd's EnvironmentFile= reads them
-    #[arg(long, global = true)]
+    #[arg(short, long, global = true)]
     env_file: Option<PathBuf>,
 
     #[command(subcommand)]

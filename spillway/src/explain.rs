@@ -22,6 +22,7 @@ use spillway_webhook::shopify::resource_kind;
 
 use crate::dead;
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{age, float, line, now_ms, printable};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
@@ -35,9 +36,8 @@ pub(crate) struct Arguments {
     /// Shopify's webhook id (X-Shopify-Webhook-Id) or a Spillway-Id
     webhook_id: String,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// One fact about the webhook.
@@ -63,7 +63,7 @@ struct ConsumerFacts {
 
 /// Prints the known facts. The exit code is 0 if there is one, else 1.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place, webhook_id, json } = arguments;
+    let Arguments { place, webhook_id, output } = arguments;
     let (redis, mut connection) = place.connect().await?;
     let mut status = status::read(&redis, &mut connection).await?;
     if status.consumers.is_empty() {
@@ -76,7 +76,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         all.push(of_consumer(&place, consumer, &webhook_id).await?);
     }
     let is_known = all.iter().any(|known| !known.facts.is_empty());
-    if json {
+    if output.is_json() {
         line(object(&webhook_id, is_known, &all))?;
     } else {
         line(text(&webhook_id, &all))?;

@@ -15,11 +15,11 @@ pub(crate) const FILTERS: &str = "--shop, --topic, --resource, --app, --webhook-
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct FilterArguments {
     /// Only webhooks of this shop
-    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
     pub shop: Option<String>,
 
     /// Only webhooks of this topic; orders/* matches every topic that begins with orders/
-    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
     pub topic: Option<String>,
 
     /// Only webhooks for this app of APPS_FILE

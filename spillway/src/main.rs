@@ -10,6 +10,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod filter;
+mod format;
 mod health;
 mod http;
 mod out;

@@ -37,15 +37,17 @@ pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
 
 /// Formats rows below a header in columns as wide as needed. No line is ever broken, so `grep` and
 /// `awk` work on the output.
-pub(crate) fn table<const N: usize>(
-    header: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
+pub(crate) fn table<R: IntoIterator<Item = String>>(
+    header: &[&str],
+    rows: impl IntoIterator<Item = R>,
 ) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header);
+    table.set_header(header.to_vec());
     for row in rows {
-        table.add_row(row.map(|cell| printable(cell.as_bytes()).replace(['\n', '\t'], " ")));
+        let cells = row.into_iter();
+        let cells = cells.map(|cell| printable(cell.as_bytes()).replace(['\n', '\t'], " "));
+        table.add_row(cells.collect::<Vec<String>>());
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
@@ -96,7 +98,7 @@ mod tests {
     #[test]
     fn columns_are_aligned_and_rows_stay_one_line() {
         let rows = [["a".to_owned(), "b\nc".to_owned()], ["long".to_owned(), "d".to_owned()]];
-        assert_eq!(table(["X", "YY"], rows), "X     YY\na     b c\nlong  d");
+        assert_eq!(table(&["X", "YY"], rows), "X     YY\na     b c\nlong  d");
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) struct ConsumerArgs {
     pub cell: CellArgs,
 
     /// Name of the consumer; each has its own view of the queue and its own dead letters
-    #[arg(long, global = true, default_value = HTTP)]
+    #[arg(short, long, global = true, default_value = HTTP)]
     pub consumer: String,
 }
 

@@ -13,6 +13,7 @@ use spillway_queue::status::{CellStatus, ConsumerStatus, QueueStatus, read};
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{age, count, line, printable, size, table};
 use crate::place::CellArgs;
 
@@ -24,12 +25,11 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     place: CellArgs,
 
-    /// Print JSON; with --watch, one line each time
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 
     /// Repeat until interrupted, with the rates in between
-    #[arg(long, conflicts_with = "check")]
+    #[arg(short, long, conflicts_with = "check")]
     watch: bool,
 
     /// Time between two outputs, with --watch
@@ -48,17 +48,17 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     if arguments.check {
         let read = look(&arguments.place).await;
-        return check::tell(read, &arguments.thresholds, arguments.json);
+        return check::tell(read, &arguments.thresholds, arguments.output);
     }
     if arguments.watch {
-        return watch::run(&arguments.place, arguments.every, arguments.json).await;
+        return watch::run(&arguments.place, arguments.every, arguments.output).await;
     }
     let status = look(&arguments.place).await?;
-    if arguments.json {
+    if arguments.output.is_json() {
         let json = serde_json::to_string_pretty(&status).expect("BUG: a status is JSON");
         line(json)?;
     } else {
-        line(text(&status))?;
+        line(text(&status, arguments.output))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -68,24 +68,32 @@ async fn look(place: &CellArgs) -> Result<CellStatus, Failure> {
     Ok(read(&redis, &mut connection).await?)
 }
 
+/// Columns of a consumer: all of them if the output is wide, else the first ones.
+const HEADER: [&str; 12] = [
+    "CONSUMER",
+    "WAITING",
+    "OLDEST",
+    "STATE",
+    "LEADER",
+    "LAST SEEN",
+    "PARKED",
+    "DEAD LETTERS",
+    "CURSOR",
+    "SETTLED",
+    "DROPPED",
+    "TOKEN",
+];
+const COLUMNS: usize = 8;
+
 /// The consumers as a table, or a sentence if there is none.
-pub(crate) fn consumers_text(consumers: &[ConsumerStatus]) -> String {
+pub(crate) fn consumers_text(consumers: &[ConsumerStatus], output: OutputArgs) -> String {
     if consumers.is_empty() {
         return "no consumer is registered: nothing is delivered or freed. Start a downstreamer"
             .to_owned();
     }
-    let header = [
-        "CONSUMER",
-        "WAITING",
-        "OLDEST",
-        "STATE",
-        "LEADER",
-        "LAST SEEN",
-        "PARKED",
-        "DEAD LETTERS",
-        "CURSOR",
-    ];
-    let mut text = table(header, consumers.iter().map(consumer_row));
+    let columns = if output.is_wide() { HEADER.len() } else { COLUMNS };
+    let rows = consumers.iter().map(|consumer| consumer_row(consumer).into_iter().take(columns));
+    let mut text = table(&HEADER[..columns], rows);
     for consumer in consumers {
         let name = &consumer.name;
         if let Some(state) = state_of(consumer).filter(|state| state.contains([':', ';'])) {
@@ -115,7 +123,7 @@ fn code_of(consumer: &ConsumerStatus) -> String {
     }
 }
 
-fn consumer_row(consumer: &ConsumerStatus) -> [String; 9] {
+fn consumer_row(consumer: &ConsumerStatus) -> [String; HEADER.len()] {
     let dead = match consumer.dead.letters {
         0 => "0".to_owned(),
         letters => format!("{letters} ({})", size(consumer.dead.bytes)),
@@ -133,11 +141,14 @@ fn consumer_row(consumer: &ConsumerStatus) -> [String; 9] {
         consumer.parked.to_string(),
         dead,
         consumer.cursor.clone(),
+        consumer.settled.to_string(),
+        consumer.dropped.to_string(),
+        consumer.leader.as_ref().map_or_else(|| "-".to_owned(), |leader| leader.token.clone()),
     ]
 }
 
-fn text(status: &CellStatus) -> String {
-    let consumers = consumers_text(&status.consumers);
+fn text(status: &CellStatus, output: OutputArgs) -> String {
+    let consumers = consumers_text(&status.consumers, output);
     format!("{}\n\n{consumers}{}", queue_text(&status.queue), shops_text(status))
 }
 
@@ -180,9 +191,21 @@ fn queue_text(queue: &QueueStatus) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
     use spillway_queue::controls::Filter;
     use spillway_queue::status::{DeadTotals, LastSeen, LeaderInstance, LeaderStatus};
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        output: OutputArgs,
+    }
+
+    fn output(format: &str) -> OutputArgs {
+        Flags::parse_from(["x", "-o", format]).output
+    }
 
     fn consumer() -> ConsumerStatus {
         ConsumerStatus {
@@ -202,7 +225,8 @@ mod tests {
     fn it_is_read_at_a_glance() {
         let queue =
             QueueStatus { packs: 1, webhooks: 12, bytes: 512, limit_bytes: 1024, accepted: 99 };
-        let text = text(&CellStatus { queue, consumers: vec![consumer()], now_ms: 0 });
+        let text =
+            text(&CellStatus { queue, consumers: vec![consumer()], now_ms: 0 }, output("table"));
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[0],
@@ -210,8 +234,10 @@ mod tests {
         );
         let cells: Vec<_> = lines[3].split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
         let expected =
-            ["http", "12", "1m 1s", "-", "0123456789abcdef", "0s ago", "2", "3 (2.0 KiB)", "5-0"];
+            ["http", "12", "1m 1s", "-", "0123456789abcdef", "0s ago", "2", "3 (2.0 KiB)"];
         assert_eq!(cells, expected, "an instance of an earlier version");
+        let wide = consumers_text(&[consumer()], output("wide"));
+        assert!(wide.contains("  CURSOR  ") && wide.contains("  5-0  "), "{wide}");
     }
 
     #[test]
@@ -223,13 +249,13 @@ mod tests {
             let last_seen = LastSeen { ago_seconds: Some(ago_seconds), at_ms: 1 };
             ConsumerStatus { leader: Some(leader), last_seen, ..consumer() }
         };
-        let text = consumers_text(&[with("ready", 0.3)]);
+        let text = consumers_text(&[with("ready", 0.3)], output("table"));
         assert!(text.contains("  ready  ") && text.contains("  web-1:42  "), "{text}");
         assert_eq!(text.lines().count(), 2, "{text}");
-        let text = consumers_text(&[with("backend_refuses: since 3 min", 0.3)]);
+        let text = consumers_text(&[with("backend_refuses: since 3 min", 0.3)], output("table"));
         assert!(text.contains("  backend_refuses  "), "{text}");
         assert!(text.ends_with("\nhttp: backend_refuses: since 3 min"), "{text}");
-        let text = consumers_text(&[with("ready", 60.0)]);
+        let text = consumers_text(&[with("ready", 60.0)], output("table"));
         assert!(text.contains("  no leader  ") && text.contains("web-1:42"), "{text}");
     }
 
@@ -268,12 +294,12 @@ mod tests {
             oldest_age_seconds: None,
             ..consumer()
         };
-        let text = consumers_text(&[idle]);
+        let text = consumers_text(&[idle], output("table"));
         assert!(text.contains("none") && text.contains("never"), "{text}");
         let filter = Filter { shop: Some("a.example".to_owned()), ..Filter::default() };
         let paused = ConsumerStatus { pauses: vec![Pause { filter, since_ms: 0 }], ..consumer() };
-        let text = consumers_text(&[paused]);
+        let text = consumers_text(&[paused], output("table"));
         assert!(text.contains("\nhttp has paused shop a.example since 1970-01-01"), "{text}");
-        assert!(consumers_text(&[]).contains("no consumer"));
+        assert!(consumers_text(&[], output("table")).contains("no consumer"));
     }
 }

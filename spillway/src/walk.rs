@@ -403,6 +403,11 @@ impl Met<'_> {
         text(self.view.topic().as_deref())
     }
 
+    /// App, where a receiver serves several; else empty.
+    pub(crate) fn app(&self) -> String {
+        text(self.view.value(APP_HEADER.as_str()))
+    }
+
     /// Shopify's webhook id.
     pub(crate) fn delivery_id(&self) -> String {
         text(self.view.shopify("webhook-id"))
@@ -419,7 +424,7 @@ impl Met<'_> {
             id: self.id,
             shop: &self.shop(),
             topic: &self.topic(),
-            app: &text(self.view.value(APP_HEADER.as_str())),
+            app: &self.app(),
             delivery_id: &self.delivery_id(),
             resource: || self.resource(),
         })

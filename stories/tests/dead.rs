@@ -75,7 +75,7 @@ impl Morgue {
     }
 
     async fn list(&self) -> Vec<Value> {
-        let lines = String::from_utf8(self.dead_ok(&["list", "--json"]).await).expect("text");
+        let lines = String::from_utf8(self.dead_ok(&["list", "-o", "json"]).await).expect("text");
         lines.lines().map(|line| serde_json::from_str(line).expect("JSON in each line")).collect()
     }
 
@@ -119,7 +119,7 @@ async fn dead_letters_are_listed_and_shown_as_they_were_received() {
     );
     assert!(!morgue.dead(&["show", "no-such-id"]).await.status.success());
 
-    let status = morgue.cell.spillway(&["status", "--json"]).await;
+    let status = morgue.cell.spillway(&["status", "-o", "json"]).await;
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     let consumer = &status["consumers"][0];
     assert_eq!(

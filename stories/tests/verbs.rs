@@ -74,7 +74,7 @@ impl App {
     }
 
     async fn json(&self, arguments: &[&str]) -> Value {
-        let told = self.told(&[arguments, &["--json"]].concat()).await;
+        let told = self.told(&[arguments, &["-o", "json"]].concat()).await;
         serde_json::from_str(&told).expect("JSON")
     }
 
@@ -304,7 +304,7 @@ async fn a_replay_that_is_to_be_dropped_is_not_delivered_by_the_next_leader() {
     app.told(&["dead", "replay", "--all", "--yes"]).await;
     let first = shop::domain(1);
     let dropped =
-        app.told(&["queue", "drop", "--shop", &first, "--yes", "--no-wait", "--json"]).await;
+        app.told(&["queue", "drop", "--shop", &first, "--yes", "--no-wait", "-o", "json"]).await;
     assert!(dropped.contains(r#""matched":3"#), "{dropped}");
     app.downstreamer.restart();
     app.empty().await;

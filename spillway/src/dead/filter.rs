@@ -100,7 +100,7 @@ impl DeadFilter {
 }
 
 /// App of a dead letter, from its headers; empty if it has none.
-fn app_of(letter: &DeadLetter) -> String {
+pub(super) fn app_of(letter: &DeadLetter) -> String {
     let Ok(pack) = Pack::decode(&letter.pack) else { return String::new() };
     let view = pack.view(0);
     String::from_utf8_lossy(view.value(APP_HEADER.as_str()).unwrap_or_default()).into_owned()

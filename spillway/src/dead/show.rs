@@ -62,7 +62,7 @@ fn text(letter: &DeadLetter, record: &Record) -> String {
         ("last status", status(letter.status)),
         ("attempts", letter.attempts.to_string()),
     ];
-    let mut text = table(["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
+    let mut text = table(&["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
     if !letter.answer.is_empty() {
         text.push_str("\n\nthe last answer began:\n");
         text.push_str(printable(&letter.answer).trim_end());

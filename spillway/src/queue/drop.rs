@@ -19,6 +19,7 @@ use super::list::NOTHING;
 use crate::consent::{Consent, dry_run};
 use crate::failure::Failure;
 use crate::filter::{FILTERS, FilterArguments};
+use crate::format::OutputArgs;
 use crate::out::{Progress, count, line};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
@@ -38,9 +39,8 @@ pub(super) struct Arguments {
     /// Do not wait until the consumer has carried out the order
     #[arg(long)]
     no_wait: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// The webhooks to drop.
@@ -209,7 +209,7 @@ async fn watch(
 
 /// Reports a dry run, or that nothing matches.
 fn tell_unchanged(consumer: &str, matched: u64, arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.json {
+    if arguments.output.is_json() {
         return Ok(line(object(consumer, matched, 0, arguments))?);
     }
     if matched == 0 {
@@ -236,7 +236,7 @@ async fn tell(
     dropped: u64,
     arguments: &Arguments,
 ) -> Result<(), Failure> {
-    if arguments.json {
+    if arguments.output.is_json() {
         return Ok(line(object(consumer, wanted, dropped, arguments))?);
     }
     let left = wanted.saturating_sub(dropped);

@@ -71,7 +71,7 @@ impl ShownWebhook {
             ("received", rfc3339(met.view.received_at_ms)),
             ("waits in", aside.unwrap_or_else(|| "the main stream".to_owned())),
         ];
-        let mut text = table(["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
+        let mut text = table(&["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
         text.push_str(&format!("\n\nPOST {}\n", printable(met.view.target)));
         for (name, value) in met.view.headers() {
             text.push_str(&format!("{}: {}\n", printable(name), printable(value)));

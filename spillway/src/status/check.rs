@@ -11,6 +11,7 @@ use clap::Args;
 use spillway_queue::status::{CellStatus, ConsumerStatus, QueueStatus};
 
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{age, count, line, printable};
 
 /// Limits above which the state is a warning or critical.
@@ -49,7 +50,7 @@ enum Grade {
 pub(super) fn tell(
     read: Result<CellStatus, Failure>,
     thresholds: &Thresholds,
-    json: bool,
+    output: OutputArgs,
 ) -> Result<ExitCode, Failure> {
     let (grade, text) = match &read {
         Ok(status) => summary(status, judge(status, thresholds)),
@@ -64,7 +65,7 @@ pub(super) fn tell(
         Grade::Warning => "WARNING",
         Grade::Critical => "CRITICAL",
     };
-    if json {
+    if output.is_json() {
         line(serde_json::json!({ "status": word.to_lowercase(), "text": text }))?;
     } else {
         line(printable(format!("SPILLWAY {word}: {text}").as_bytes()))?;

@@ -24,7 +24,7 @@ async fn four() -> (Cell, Vec<String>) {
 async fn they_are_listed_by_every_filter() {
     let (cell, all) = four().await;
     let listed = |filter: &[&str]| {
-        let mut found = ids(&cell.told(&[&["dead", "list", "--json"], filter].concat()));
+        let mut found = ids(&cell.told(&[&["dead", "list", "-o", "json"], filter].concat()));
         found.sort();
         found
     };
@@ -38,7 +38,7 @@ async fn they_are_listed_by_every_filter() {
     assert_eq!(listed(&["--since", "1h"]), all);
     assert_eq!(listed(&["--until", "1h"]), Vec::<String>::new());
     assert_eq!(listed(&["--consumer", "kafka"]), Vec::<String>::new());
-    let first = cell.told(&["dead", "list", "--json", &all[0]]);
+    let first = cell.told(&["dead", "list", "-o", "json", &all[0]]);
     let letter: serde_json::Value = serde_json::from_str(&first).unwrap();
     assert_eq!((&letter["status"], &letter["attempts"]), (&422.into(), &3.into()));
     assert_eq!(
@@ -130,7 +130,7 @@ async fn they_are_dropped_only_with_a_yes() {
     assert_eq!(cell.told(&["dead", "drop", &all[2], "--yes"]), "no dead letter matches\n");
     assert_eq!(cell.told(&["dead", "drop", "--all", "--yes"]), "dropped 3 dead letters\n");
     let status: serde_json::Value =
-        serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+        serde_json::from_str(&cell.told(&["status", "-o", "json"])).unwrap();
     assert_eq!(status["consumers"][0]["dead_bytes"], 0);
 }
 

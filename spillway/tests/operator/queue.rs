@@ -15,7 +15,7 @@ async fn the_status_of_a_queue_nobody_drains() {
     let empty = cell.told(&["status"]);
     assert!(empty.contains("0 webhooks in 0 packs") && empty.contains("no consumer"), "{empty}");
     cell.store(&[product(1), product(2)]).await;
-    let status: Value = serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+    let status: Value = serde_json::from_str(&cell.told(&["status", "-o", "json"])).unwrap();
     assert_eq!((&status["queue"]["webhooks"], &status["queue"]["packs"]), (&2.into(), &2.into()));
     let consumer = &status["consumers"][0];
     assert_eq!((&consumer["name"], &consumer["waiting"]), (&"http".into(), &2.into()));
@@ -35,6 +35,13 @@ async fn consumers_are_added_listed_and_forgotten() {
     for list in [&["consumers"][..], &["consumers", "list"]] {
         let listed = cell.told(list);
         assert!(listed.contains("http") && listed.contains("kafka"), "{listed}");
+        assert!(!listed.contains("CURSOR"), "{listed}");
+        let wide = cell.told(&[list, &["--output", "wide"]].concat());
+        assert!(wide.contains("CURSOR") && wide.contains("TOKEN"), "{wide}");
+        let json = cell.told(&[list, &["-o", "json"]].concat());
+        let names = json.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let names: Vec<_> = names.map(|consumer| consumer["name"].clone()).collect();
+        assert_eq!(names, ["http", "kafka"]);
     }
     assert_eq!(cell.refused(&["consumers", "forget", "nobody", "--yes"]).0, 1);
     let told = cell.told(&["consumers", "forget", "http"]);
@@ -43,7 +50,7 @@ async fn consumers_are_added_listed_and_forgotten() {
     assert!(cell.told(&["consumers"]).contains("http"));
     cell.told(&["consumers", "forget", "http", "--yes"]);
     // No other consumer needed it: kafka began after it.
-    let status: Value = serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+    let status: Value = serde_json::from_str(&cell.told(&["status", "-o", "json"])).unwrap();
     assert_eq!(status["queue"]["packs"], 0);
     assert_eq!(cell.refused(&["consumers", "add", "a:b"]).0, 64);
 }
