@@ -42,7 +42,7 @@ enum Action {
     /// Show one dead letter exactly as it was received, and why it was given up
     Show {
         /// Spillway-Id of the dead letter
-        id: String,
+        spillway_id: String,
         /// Print only the body, byte for byte
         #[arg(long)]
         body: bool,
@@ -87,7 +87,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Action::List { filter, output, limit } => {
             list::run(&cell, &consumer, &filter.checked()?, output, limit).await?;
         }
-        Action::Show { id, body } => show::run(&cell, &consumer, &id, body).await?,
+        Action::Show { spillway_id, body } => {
+            show::run(&cell, &consumer, &spillway_id, body).await?;
+        }
         Action::Replay(replay) => take::replay(&cell, &consumer, replay).await?,
         Action::Drop(drop) => take::drop(&cell, &consumer, drop).await?,
     }

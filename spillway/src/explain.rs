@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
 
 /// One fact about the webhook.
 struct Fact {
-    id: String,
+    spillway_id: String,
     /// One of a fixed set of codes, for scripts.
     state: &'static str,
     at_ms: u64,
@@ -149,7 +149,7 @@ async fn dead_letters(
 ) -> Result<Vec<Fact>, Failure> {
     let letters = dead::find(place, consumer, wanted).await?;
     let fact = |letter: spillway_queue::dead::DeadLetter| Fact {
-        id: letter.webhook.to_string(),
+        spillway_id: letter.webhook.to_string(),
         state: "dead",
         at_ms: letter.id.ms,
         text: format!(
@@ -237,7 +237,7 @@ fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
         false => format!("; paused: {}", paused.join(" and ")),
     };
     Fact {
-        id: met.id.to_string(),
+        spillway_id: met.id.to_string(),
         state: "waiting",
         at_ms: received_ms,
         text: format!("waits for {waited}, {place}{held}; {topic} {resource} of {shop}"),
@@ -256,9 +256,9 @@ fn text(wanted: &str, all: &[ConsumerFacts]) -> String {
     for ConsumerFacts { consumer, is_registered, facts, gap } in all {
         let state = if *is_registered { "" } else { " (not started yet)" };
         text.push_str(&format!("\n\n{consumer}{state}:"));
-        for Fact { id, at_ms, text: fact, .. } in facts {
+        for Fact { spillway_id, at_ms, text: fact, .. } in facts {
             let fact = printable(fact.as_bytes());
-            text.push_str(&format!("\n  {}  {id}\n    {fact}", rfc3339(*at_ms)));
+            text.push_str(&format!("\n  {}  {spillway_id}\n    {fact}", rfc3339(*at_ms)));
         }
         if facts.is_empty() || consumer == KAFKA {
             text.push_str(&format!(
@@ -273,7 +273,7 @@ fn text(wanted: &str, all: &[ConsumerFacts]) -> String {
 fn object(wanted: &str, is_known: bool, all: &[ConsumerFacts]) -> Value {
     let fact = |fact: &Fact| {
         let mut object = fact.more.clone();
-        object["id"] = fact.id.clone().into();
+        object["spillway_id"] = fact.spillway_id.clone().into();
         object["state"] = fact.state.into();
         object["at"] = rfc3339(fact.at_ms).into();
         object["text"] = fact.text.clone().into();
@@ -289,5 +289,5 @@ fn object(wanted: &str, is_known: bool, all: &[ConsumerFacts]) -> Value {
         })
     };
     let consumers: Vec<Value> = all.iter().map(known).collect();
-    json!({ "webhook_id": wanted, "known": is_known, "consumers": consumers })
+    json!({ "query": wanted, "known": is_known, "consumers": consumers })
 }

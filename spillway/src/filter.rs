@@ -44,7 +44,7 @@ impl FilterArguments {
 }
 
 /// Parses a Spillway-Id.
-pub(crate) fn webhook_id(text: &str) -> Result<WebhookId, Failure> {
+pub(crate) fn spillway_id(text: &str) -> Result<WebhookId, Failure> {
     text.parse().map_err(|_| {
         Failure::Usage(format!(
             "{text:?} is no Spillway-Id such as a1b2c3d4-1767268800000-0000000000-00000; for \

@@ -37,7 +37,7 @@ enum Action {
     /// Show one waiting webhook exactly as it was received
     Show {
         /// Spillway-Id of the webhook
-        id: String,
+        spillway_id: String,
         /// Print only the body, byte for byte
         #[arg(long)]
         body: bool,
@@ -53,7 +53,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Action::List { filter, output, limit } => {
             list::run(&cell, &consumer, filter.filter(), output, limit).await?;
         }
-        Action::Show { id, body } => show::run(&cell, &consumer, &id, body).await?,
+        Action::Show { spillway_id, body } => {
+            show::run(&cell, &consumer, &spillway_id, body).await?
+        }
         Action::Drop(arguments) => drop::run(&cell, &consumer, arguments).await?,
     }
     Ok(ExitCode::SUCCESS)

@@ -409,7 +409,7 @@ impl Met<'_> {
     }
 
     /// Shopify's webhook id.
-    pub(crate) fn delivery_id(&self) -> String {
+    pub(crate) fn webhook_id(&self) -> String {
         text(self.view.shopify("webhook-id"))
     }
 
@@ -425,7 +425,7 @@ impl Met<'_> {
             shop: &self.shop(),
             topic: &self.topic(),
             app: &self.app(),
-            delivery_id: &self.delivery_id(),
+            webhook_id: &self.webhook_id(),
             resource: || self.resource(),
         })
     }

@@ -104,7 +104,7 @@ async fn dead_letters_are_listed_and_shown_as_they_were_received() {
         assert_eq!(letter["attempts"], 1);
         assert!(!text(letter, "resource").is_empty() && !text(letter, "reason").is_empty());
         assert!(!letter["dead_at"].is_null());
-        let id = text(letter, "id");
+        let id = text(letter, "spillway_id");
         let sent = receipts.iter().find(|receipt| receipt.headers.text("Spillway-Id") == Some(id));
         let sent = sent.unwrap_or_else(|| panic!("{id} is no Spillway-Id that was tried"));
         let shown = String::from_utf8(morgue.dead_ok(&["show", id]).await).unwrap();
@@ -114,7 +114,7 @@ async fn dead_letters_are_listed_and_shown_as_they_were_received() {
     }
     let table = String::from_utf8(morgue.dead_ok(&["list"]).await).unwrap();
     assert!(
-        table.contains("products/update") && table.contains(text(&letters[0], "id")),
+        table.contains("products/update") && table.contains(text(&letters[0], "spillway_id")),
         "{table}"
     );
     assert!(!morgue.dead(&["show", "no-such-id"]).await.status.success());

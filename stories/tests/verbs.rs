@@ -425,7 +425,7 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     assert_eq!(states(&app, newer.0).await, ["delivered"]);
     assert_eq!(states(&app, dropped.0).await, ["drop_ordered"]);
     let explained = app.json(&["explain", &older.0.webhook_id()]).await;
-    let into = &explained["consumers"][0]["facts"][0]["other_id"];
+    let into = &explained["consumers"][0]["facts"][0]["other_spillway_id"];
     let of_newer = app.backend.look(|all| {
         let newer = all.iter().find(|one| one.event() == newer.0).expect("delivered");
         newer.spillway_id().to_owned()
@@ -435,9 +435,10 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     assert!(by_id.contains("was delivered, 1 attempt"), "{by_id}");
     let explained = app.json(&["explain", &delivered.0.webhook_id()]).await;
     let facts = &explained["consumers"][0]["facts"];
-    let (first, copy) = (&facts[0]["id"], facts[1]["id"].as_str().expect("an id"));
+    let (first, copy) =
+        (&facts[0]["spillway_id"], facts[1]["spillway_id"].as_str().expect("an id"));
     let of_copy = app.json(&["explain", copy]).await;
-    assert_eq!(&of_copy["consumers"][0]["facts"][0]["other_id"], first);
+    assert_eq!(&of_copy["consumers"][0]["facts"][0]["other_spillway_id"], first);
     let unknown = app.cell.spillway(&["explain", "no-such-webhook"]).await;
     let told = String::from_utf8_lossy(&unknown.stdout).into_owned();
     assert_eq!(unknown.status.code(), Some(1), "{told}");

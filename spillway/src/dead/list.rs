@@ -14,7 +14,7 @@ use crate::place::CellArgs;
 
 /// Columns: all of them if the output is wide, else the first ones.
 const HEADER: [&str; 10] = [
-    "ID",
+    "SPILLWAY ID",
     "DEAD AT",
     "SHOP",
     "TOPIC",
@@ -76,7 +76,7 @@ fn row(letter: &DeadLetter) -> [String; HEADER.len()] {
         letter.reason.clone(),
         status(letter.status),
         letter.attempts.to_string(),
-        letter.delivery_id.clone(),
+        letter.webhook_id.clone(),
         app_of(letter),
     ]
 }
@@ -88,11 +88,11 @@ pub(super) fn status(status: u16) -> String {
 
 fn object(letter: &DeadLetter) -> serde_json::Value {
     json!({
-        "id": letter.webhook.to_string(),
+        "spillway_id": letter.webhook.to_string(),
         "shop": letter.shop,
         "topic": letter.topic,
         "resource": letter.resource,
-        "delivery_id": letter.delivery_id,
+        "webhook_id": letter.webhook_id,
         "app": app_of(letter),
         "reason": letter.reason,
         "status": letter.status,

@@ -17,16 +17,16 @@ pub(super) const NOTHING: &str = "no waiting webhook matches";
 
 /// Columns: all of them if the output is wide, else the first ones.
 const HEADER: [&str; 9] =
-    ["ID", "RECEIVED", "SHOP", "TOPIC", "RESOURCE", "WEBHOOK ID", "WHERE", "APP", "BYTES"];
+    ["SPILLWAY ID", "RECEIVED", "SHOP", "TOPIC", "RESOURCE", "WEBHOOK ID", "WHERE", "APP", "BYTES"];
 const COLUMNS: usize = 7;
 
 struct Row {
-    id: String,
+    spillway_id: String,
     received: String,
     shop: String,
     topic: String,
     resource: String,
-    delivery_id: String,
+    webhook_id: String,
     aside: Option<Aside>,
     app: String,
     bytes: usize,
@@ -111,12 +111,12 @@ impl Listing {
 impl Row {
     fn of(met: &Met<'_>) -> Self {
         Self {
-            id: met.id.to_string(),
+            spillway_id: met.id.to_string(),
             received: rfc3339(met.view.received_at_ms),
             shop: met.shop(),
             topic: met.topic(),
             resource: met.resource(),
-            delivery_id: met.delivery_id(),
+            webhook_id: met.webhook_id(),
             aside: met.aside,
             app: met.app(),
             bytes: met.view.body.len(),
@@ -125,12 +125,12 @@ impl Row {
 
     fn object(&self) -> serde_json::Value {
         json!({
-            "id": self.id,
+            "spillway_id": self.spillway_id,
             "received_at": self.received,
             "shop": self.shop,
             "topic": self.topic,
             "resource": self.resource,
-            "delivery_id": self.delivery_id,
+            "webhook_id": self.webhook_id,
             "app": self.app,
             "bytes": self.bytes,
             "in_lane": self.aside.is_some_and(|aside| aside.replay.is_none()),
@@ -142,12 +142,12 @@ impl Row {
     fn cells(self) -> [String; HEADER.len()] {
         let place = self.aside.map_or_else(|| "main".to_owned(), |aside| aside.to_string());
         [
-            self.id,
+            self.spillway_id,
             self.received,
             self.shop,
             self.topic,
             self.resource,
-            self.delivery_id,
+            self.webhook_id,
             place,
             self.app,
             self.bytes.to_string(),

@@ -8,7 +8,7 @@ use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
-use crate::filter::webhook_id;
+use crate::filter::spillway_id;
 use crate::out::{line, printable, table};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
@@ -26,7 +26,7 @@ pub(super) async fn run(
     id: &str,
     body_only: bool,
 ) -> Result<(), Failure> {
-    let id = webhook_id(id)?;
+    let id = spillway_id(id)?;
     let shown = find(place, consumer, id).await?;
     if body_only {
         let mut output = std::io::stdout();
@@ -65,6 +65,7 @@ impl ShownWebhook {
         let aside = met.aside.map(|aside| aside.to_string());
         let facts = [
             ("Spillway-Id", met.id.to_string()),
+            ("webhook id", met.webhook_id()),
             ("shop", met.shop()),
             ("topic", met.topic()),
             ("resource", met.resource()),

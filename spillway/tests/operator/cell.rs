@@ -175,7 +175,7 @@ pub(crate) fn product(product: u32) -> Letter {
 fn pack(letter: &Letter) -> Vec<u8> {
     let mut headers = HeaderMap::new();
     headers.insert("x-shopify-topic", letter.topic.parse().unwrap());
-    headers.insert("x-shopify-webhook-id", delivery_id(letter).parse().unwrap());
+    headers.insert("x-shopify-webhook-id", webhook_id(letter).parse().unwrap());
     headers.insert("x-shopify-shop-domain", shop(letter).parse().unwrap());
     let target = PathAndQuery::from_static("/hooks?x=1");
     let body = Bytes::from_static(letter.body);
@@ -189,7 +189,7 @@ fn dead(letter: &Letter, webhook: WebhookId) -> Dead {
     Dead {
         pack: pack(letter),
         webhook,
-        labels: [shop(letter), letter.topic.to_owned(), resource, delivery_id(letter)],
+        labels: [shop(letter), letter.topic.to_owned(), resource, webhook_id(letter)],
         reason: "refused",
         status: 422,
         attempts: 3,
@@ -202,6 +202,6 @@ fn shop(letter: &Letter) -> String {
 }
 
 /// Shopify's webhook id of a dead letter.
-pub(crate) fn delivery_id(letter: &Letter) -> String {
+pub(crate) fn webhook_id(letter: &Letter) -> String {
     format!("delivery-{}", letter.product)
 }

@@ -3,12 +3,12 @@
 use spillway_queue::read::StreamReader;
 use spillway_webhook::StreamId;
 
-use crate::cell::{Cell, Letter, delivery_id, product};
+use crate::cell::{Cell, Letter, product, webhook_id};
 
 fn ids(listed: &str) -> Vec<String> {
     let text = |line: &str| {
         let letter: serde_json::Value = serde_json::from_str(line).unwrap();
-        letter["id"].as_str().unwrap().to_owned()
+        letter["spillway_id"].as_str().unwrap().to_owned()
     };
     listed.lines().map(text).collect()
 }
@@ -31,7 +31,7 @@ async fn they_are_listed_by_every_filter() {
     assert_eq!(listed(&[]), all);
     assert_eq!(listed(&["--shop", "shop-1.myshopify.com"]), [all[0].clone(), all[2].clone()]);
     assert_eq!(listed(&["--resource", "product/2"]), [all[1].clone()]);
-    assert_eq!(listed(&["--webhook-id", &delivery_id(&product(3))]), [all[2].clone()]);
+    assert_eq!(listed(&["--webhook-id", &webhook_id(&product(3))]), [all[2].clone()]);
     assert_eq!(listed(&[&all[3]]), [all[3].clone()]);
     assert_eq!(listed(&["--topic", "products/*"]), all);
     assert_eq!(listed(&["--topic", "orders/*"]), Vec::<String>::new());

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::cell::{Cell, Letter, delivery_id, product};
+use crate::cell::{Cell, Letter, product, webhook_id};
 
 fn json(cell: &Cell, arguments: &[&str]) -> Value {
     serde_json::from_str(&cell.told(arguments)).unwrap()
@@ -51,9 +51,9 @@ async fn what_waits_is_listed_by_every_filter_and_shown() {
     assert_eq!(listed(&[]).len(), 7);
     assert_eq!(listed(&["--shop", "shop-0.myshopify.com"]).len(), 3);
     assert_eq!(listed(&["--topic", "customers/*"]).len(), 1);
-    let one = listed(&["--webhook-id", &delivery_id(&product(3))]);
+    let one = listed(&["--webhook-id", &webhook_id(&product(3))]);
     assert_eq!(one.len(), 1);
-    let id = one[0]["id"].as_str().unwrap();
+    let id = one[0]["spillway_id"].as_str().unwrap();
     assert_eq!(listed(&["--webhook-id", id]), one);
     assert_eq!(cell.told(&["queue", "list", "--shop", "nobody"]), "no waiting webhook matches\n");
     let table = cell.told(&["queue", "list", "--limit", "2"]);
@@ -91,7 +91,7 @@ async fn a_drop_is_ordered_only_with_a_yes_and_a_redaction_only_by_force() {
     assert_eq!(cell.told(&drop), "no waiting webhook matches\n");
     let all = ["queue", "drop", "--all", "--yes", "--force", "--no-wait", "-o", "json"];
     assert_eq!(json(&cell, &all)["matched"], 4);
-    let explained = cell.told(&["explain", &delivery_id(&product(1))]);
+    let explained = cell.told(&["explain", &webhook_id(&product(1))]);
     assert!(explained.contains("an operator ordered that it be dropped"), "{explained}");
 }
 
@@ -104,7 +104,7 @@ async fn what_waits_is_seen_and_dropped_before_any_consumer_was_started() {
     assert_eq!((&top["waiting"], &top["registered"]), (&3.into(), &false.into()));
     assert!(cell.told(&["top"]).contains("which was not started yet"));
     assert_eq!(lines(&cell, &["queue", "list", "-o", "json"]).len(), 3);
-    let explained = json(&cell, &["explain", &delivery_id(&product(2)), "-o", "json"]);
+    let explained = json(&cell, &["explain", &webhook_id(&product(2)), "-o", "json"]);
     assert_eq!(explained["consumers"][0]["facts"][0]["state"], "waiting");
     let (code, told) = {
         let output = cell.spillway(&["explain", "nothing"]);
@@ -114,7 +114,7 @@ async fn what_waits_is_seen_and_dropped_before_any_consumer_was_started() {
     // Another consumer may begin elsewhere.
     assert_eq!(cell.refused(&["top", "--consumer", "kafka"]).0, 1);
 
-    let first = delivery_id(&product(1));
+    let first = webhook_id(&product(1));
     let told = cell.told(&["queue", "drop", "--webhook-id", &first, "--yes", "--no-wait"]);
     assert!(told.contains("1 more") && told.contains("it has no leader"), "{told}");
     // The drop registered the downstreamer's consumer, at the oldest entry.
@@ -134,7 +134,7 @@ async fn pauses_are_shown_and_ended_one_by_one() {
     assert_eq!(status["consumers"][0]["pauses"].as_array().unwrap().len(), 2);
     assert!(cell.told(&["status"]).contains("http has paused everything"));
     assert!(cell.told(&["top"]).contains("paused since"));
-    let explained = cell.told(&["explain", &delivery_id(&product(1))]);
+    let explained = cell.told(&["explain", &webhook_id(&product(1))]);
     assert!(explained.contains(" and everything"), "{explained}");
     assert!(cell.told(&["resume"]).contains("everything (1 pause)"));
     let (code, told) = cell.refused(&["resume"]);
@@ -150,15 +150,15 @@ async fn pauses_are_shown_and_ended_one_by_one() {
 #[tokio::test]
 async fn one_webhook_is_explained_where_it_waits_or_died() {
     let cell = seven().await;
-    let explained = json(&cell, &["explain", &delivery_id(&product(3)), "-o", "json"]);
+    let explained = json(&cell, &["explain", &webhook_id(&product(3)), "-o", "json"]);
     let fact = &explained["consumers"][0]["facts"][0];
     assert_eq!((&fact["state"], &fact["topic"]), (&"waiting".into(), &"products/update".into()));
-    let by_id = json(&cell, &["explain", fact["id"].as_str().unwrap(), "-o", "json"]);
-    assert_eq!(&by_id["consumers"][0]["facts"][0]["id"], &fact["id"]);
+    let by_id = json(&cell, &["explain", fact["spillway_id"].as_str().unwrap(), "-o", "json"]);
+    assert_eq!(&by_id["consumers"][0]["facts"][0]["spillway_id"], &fact["spillway_id"]);
     assert_eq!(cell.spillway(&["explain", "nothing"]).status.code(), Some(1));
     let dead = Cell::start().await;
     dead.give_up(&[product(8)], &[0]).await;
-    let told = dead.told(&["explain", &delivery_id(&product(8))]);
+    let told = dead.told(&["explain", &webhook_id(&product(8))]);
     assert!(told.contains("is a dead letter: refused, last status 422, 3 attempts"), "{told}");
 }
 
