@@ -19,6 +19,7 @@ pub mod process_args;
 pub mod redis_args;
 pub mod reload;
 pub mod settings;
+mod show_settings;
 pub mod shutdown;
 pub mod start;
 pub mod supervisor;

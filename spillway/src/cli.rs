@@ -7,7 +7,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use spillway_process::start::{parse_flags, read_env_file};
 use spillway_process::{exit, generate};
 
-use crate::{consumers, dead, dev, doctor, explain, health, pause, queue, send, status, top};
+use crate::{
+    config, consumers, dead, dev, doctor, explain, health, pause, queue, send, status, top,
+};
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
 const DEV_ENV_FILE: &str = ".env";
@@ -51,6 +53,8 @@ pub(crate) enum Command {
     Doctor(doctor::Arguments),
     /// Ask the processes of this machine or container whether they work; for a container's HEALTHCHECK
     Health(health::Arguments),
+    /// Show the settings of each process, and where each comes from
+    Config(config::Arguments),
     /// Start a whole cell on this machine to try it: Redis, receiver, downstreamer and a demo
     /// backend
     Dev(dev::Arguments),
@@ -61,7 +65,11 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
     if let Some(code) = generate::on_demand(Cli::command(), generate::COMMANDS) {
         return Err(code);
     }
-    let first: Cli = parse_flags()?;
+    let mut first: Cli = parse_flags()?;
+    if let Command::Config(arguments) = &mut first.command {
+        arguments.env_file = first.env_file;
+        return Ok(first.command);
+    }
     let file = match (&first.env_file, &first.command) {
         (Some(file), _) => file.clone(),
         (None, Command::Dev(_)) if Path::new(DEV_ENV_FILE).is_file() => DEV_ENV_FILE.into(),

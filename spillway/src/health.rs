@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
 
 /// State of the process at one address.
 #[derive(Debug, PartialEq, Eq)]
-enum Liveness {
+enum ProcessHealth {
     Alive,
     /// It does not answer, or a part of it is stuck.
     Stuck(String),
@@ -53,38 +53,38 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     };
     let mut found = Vec::new();
     for address in &addresses {
-        let liveness = ask(address).await;
-        match &liveness {
-            Liveness::Alive => line(format_args!("{address}: alive"))?,
-            Liveness::Stuck(problem) => line(format_args!("{address}: {problem}"))?,
-            Liveness::Absent => {}
+        let health = ask(address).await;
+        match &health {
+            ProcessHealth::Alive => line(format_args!("{address}: alive"))?,
+            ProcessHealth::Stuck(problem) => line(format_args!("{address}: {problem}"))?,
+            ProcessHealth::Absent => {}
         }
-        found.push(liveness);
+        found.push(health);
     }
-    if found.iter().all(|liveness| *liveness == Liveness::Absent) {
+    if found.iter().all(|health| *health == ProcessHealth::Absent) {
         line(format_args!("nothing listens at {}", addresses.join(", ")))?;
     }
     Ok(if is_healthy(&found) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn is_healthy(found: &[Liveness]) -> bool {
-    let is_stuck = |liveness: &Liveness| matches!(liveness, Liveness::Stuck(_));
-    found.contains(&Liveness::Alive) && !found.iter().any(is_stuck)
+fn is_healthy(found: &[ProcessHealth]) -> bool {
+    let is_stuck = |health: &ProcessHealth| matches!(health, ProcessHealth::Stuck(_));
+    found.contains(&ProcessHealth::Alive) && !found.iter().any(is_stuck)
 }
 
-async fn ask(address: &str) -> Liveness {
-    let slow = || Liveness::Stuck(format!("no answer within {} s", PATIENCE.as_secs()));
+async fn ask(address: &str) -> ProcessHealth {
+    let slow = || ProcessHealth::Stuck(format!("no answer within {} s", PATIENCE.as_secs()));
     match timeout(PATIENCE, TcpStream::connect(address)).await {
         Ok(Ok(_)) => {}
-        Ok(Err(_)) => return Liveness::Absent,
+        Ok(Err(_)) => return ProcessHealth::Absent,
         Err(_) => return slow(),
     }
     let client = HttpClient::plain();
     let answer = timeout(PATIENCE, client.get(&format!("http://{address}/livez"))).await;
     match answer {
-        Ok(Ok(answer)) if answer.status == StatusCode::OK => Liveness::Alive,
-        Ok(Ok(answer)) => Liveness::Stuck(printable(&answer.body).trim().to_owned()),
-        Ok(Err(error)) => Liveness::Stuck(error),
+        Ok(Ok(answer)) if answer.status == StatusCode::OK => ProcessHealth::Alive,
+        Ok(Ok(answer)) => ProcessHealth::Stuck(printable(&answer.body).trim().to_owned()),
+        Ok(Err(error)) => ProcessHealth::Stuck(error),
         Err(_) => slow(),
     }
 }
@@ -95,15 +95,15 @@ mod tests {
 
     #[test]
     fn one_that_is_stuck_outweighs_those_that_work() {
-        let stuck = || Liveness::Stuck("stuck: shard 0".to_owned());
-        assert!(is_healthy(&[Liveness::Absent, Liveness::Alive]));
-        assert!(!is_healthy(&[Liveness::Absent, Liveness::Absent]));
-        assert!(!is_healthy(&[Liveness::Alive, stuck()]));
+        let stuck = || ProcessHealth::Stuck("stuck: shard 0".to_owned());
+        assert!(is_healthy(&[ProcessHealth::Absent, ProcessHealth::Alive]));
+        assert!(!is_healthy(&[ProcessHealth::Absent, ProcessHealth::Absent]));
+        assert!(!is_healthy(&[ProcessHealth::Alive, stuck()]));
     }
 
     #[tokio::test]
     async fn a_port_without_a_listener_is_no_process() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        assert_eq!(ask(&free.to_string()).await, Liveness::Absent);
+        assert_eq!(ask(&free.to_string()).await, ProcessHealth::Absent);
     }
 }

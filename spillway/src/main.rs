@@ -2,6 +2,7 @@
 //! [`failure`] defines messages and exit codes.
 
 mod cli;
+mod config;
 mod consent;
 mod consumers;
 mod dead;
@@ -16,6 +17,7 @@ mod http;
 mod out;
 mod pause;
 mod place;
+mod programs;
 mod queue;
 mod secret;
 mod send;
@@ -62,6 +64,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,
+            Command::Config(arguments) => config::run(arguments).await,
             Command::Dev(arguments) => dev::run(arguments).await,
         }
     });

@@ -15,6 +15,7 @@ use super::state::CellDirectory;
 use crate::failure::Failure;
 use crate::http::reachable;
 use crate::place::CellArgs;
+use crate::programs;
 use crate::secret::SecretArguments;
 
 /// Arguments of `dev`. Other settings of the receiver and the downstreamer come from the
@@ -193,11 +194,9 @@ fn free(checker: &mut Checker, key: &str, text: &str) -> SocketAddr {
     address
 }
 
-/// Path of another of our binaries, in the directory of this one.
+/// Path of another of our binaries, which must exist.
 fn beside_us(name: &str) -> Result<PathBuf, Failure> {
-    let own = std::env::current_exe()
-        .map_err(|error| Failure::Failed(format!("cannot find this executable: {error}")))?;
-    let program = own.with_file_name(name);
+    let program = programs::beside_us(name)?;
     if program.is_file() {
         return Ok(program);
     }
