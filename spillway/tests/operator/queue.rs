@@ -128,6 +128,26 @@ async fn a_socket_that_this_user_may_not_open_is_named_with_its_group() {
 }
 
 #[tokio::test]
+async fn every_command_has_a_man_page_and_completions() {
+    let cell = Cell::start().await;
+    let pages = cell.path("pages");
+    cell.told(&["--generate", pages.to_str().unwrap()]);
+    let read = |name: &str| std::fs::read_to_string(pages.join(name)).expect(name);
+    assert!(
+        read("spillway.1").contains("health") && read("spillway-config-show.1").contains("origin")
+    );
+    assert!(read("spillway-queue-drop.1").contains("dry run"));
+    assert!(read("spillway-status.1").contains("wide"));
+    assert!(read("spillway-health.1").contains("ADMIN_LISTEN"));
+    for completions in ["spillway.bash", "_spillway", "spillway.fish"] {
+        let text = read(completions);
+        for word in ["health", "config", "show", "output", "wide", "yes"] {
+            assert!(text.contains(word), "{completions} lacks {word}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_reader_that_goes_away_is_no_failure() {
     let cell = Cell::start().await;
     let (reader, writer) = std::io::pipe().unwrap();
