@@ -81,7 +81,7 @@ pub struct ConsumerStatus {
 pub struct LeaderStatus {
     /// Token of its lease.
     pub token: String,
-    /// Its process; `None` if it is of a version that does not tell.
+    /// Process that has it; `None` if its version does not write that.
     #[serde(flatten)]
     pub instance: Option<LeaderInstance>,
 }

@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, PartialEq, Eq)]
 enum ProcessHealth {
     Alive,
-    /// It does not answer, or a part of it is stuck.
+    /// No answer, or a part of the process is stuck.
     Stuck(String),
     /// Nothing listens there.
     Absent,
