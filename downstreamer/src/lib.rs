@@ -80,7 +80,7 @@ pub async fn run(
     }
     let sender = Arc::new(DeliveryClient::new(&settings)?);
     tracing::info!(
-        backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
+        backend = ?settings.backend, version = spillway_process::version(), "delivering"
     );
     supervisor::ready();
     readiness.stops_with(&shutdown);

@@ -146,7 +146,7 @@ impl LaneMetrics {
 impl DownstreamerMetrics {
     /// Registers all metrics.
     pub(crate) fn new() -> Self {
-        let registry = registry("downstreamer", env!("CARGO_PKG_VERSION"));
+        let registry = registry("downstreamer");
         let attempts = counters(
             &registry,
             "spillway_delivery_attempts_total",

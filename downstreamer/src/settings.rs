@@ -24,7 +24,7 @@ const SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
 /// Delivers queued webhooks to a backend over HTTP, in order per resource, and retries until each is
 /// delivered or a dead letter. Every setting is a flag and an environment variable.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = spillway_process::version(), max_term_width = 100)]
 pub struct DownstreamerArgs {
     #[command(flatten)]
     common: ProcessArgs,

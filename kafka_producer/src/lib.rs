@@ -73,7 +73,7 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
     tracing::info!(
         kafka = settings.servers,
         topic = settings.topic,
-        version = env!("CARGO_PKG_VERSION"),
+        version = spillway_process::version(),
         "producing"
     );
     supervisor::ready();

@@ -40,7 +40,7 @@ pub(crate) struct ProducerMetrics {
 impl ProducerMetrics {
     /// Registers all metrics.
     pub(crate) fn new() -> Self {
-        let registry = registry("kafka_producer", env!("CARGO_PKG_VERSION"));
+        let registry = registry("kafka_producer");
         let transactions = counters(
             &registry,
             "spillway_transactions_total",

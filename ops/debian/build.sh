@@ -24,6 +24,8 @@ tool=$TARGET/tools/bin/cargo-deb
 [ "$("$tool" --version 2>/dev/null)" = "cargo-deb $CARGO_DEB" ] ||
   cargo install --locked --root "$TARGET/tools" --version "$CARGO_DEB" cargo-deb
 
+# The commit that `--version` names.
+export SPILLWAY_REVISION=${SPILLWAY_REVISION:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
 cargo build --release --locked "${binaries[@]/#/--package=}"
 for binary in "${binaries[@]}"; do
   pages=$TARGET/release/pages/$binary

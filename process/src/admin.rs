@@ -80,6 +80,16 @@ impl Readiness {
         }
     }
 
+    /// Returns the answer of `/readyz` in one line, for an operator who cannot reach this address.
+    pub fn summary(&self) -> String {
+        match &*self.lock() {
+            Condition::Ready => "ready".to_owned(),
+            Condition::ReadyBut(note) => format!("ready; {note}"),
+            Condition::NotReady(reason) => reason.clone(),
+            Condition::Stopping => "stopping".to_owned(),
+        }
+    }
+
     /// Returns the remark of a ready process, if there is one.
     fn note(&self) -> Option<String> {
         match &*self.lock() {
@@ -226,6 +236,7 @@ mod tests {
         assert!(readiness.ready_but("c"));
         assert!(!readiness.ready_but("c"));
         assert_eq!((readiness.reason(), readiness.note()), (None, Some("c".to_owned())));
+        assert_eq!(readiness.summary(), "ready; c");
         readiness.stopping();
         assert!(!readiness.ready());
         assert!(!readiness.not_ready("c"));

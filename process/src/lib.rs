@@ -20,14 +20,17 @@ pub mod process_args;
 pub mod redis_args;
 pub mod reload;
 pub mod settings;
+mod show_settings;
 pub mod shutdown;
 pub mod start;
 pub mod supervisor;
 pub mod telemetry;
 mod validity;
+pub mod version;
 
 pub use admin::Readiness;
 pub use background::Background;
 pub use process_args::ProcessArgs;
 pub use settings::Checker;
 pub use start::{ServerArgs, start};
+pub use version::version;

@@ -43,6 +43,11 @@ pub struct ProcessArgs {
     /// Check the settings and exit: 0 if they are good, 78 if not
     #[arg(long)]
     pub check: bool,
+
+    /// Print the settings in force and exit, one per line: name, origin (flag, environment, env file,
+    /// default) and value, separated by tabs. Secrets are hidden, and nothing is checked
+    #[arg(long)]
+    pub show_settings: bool,
 }
 
 const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];

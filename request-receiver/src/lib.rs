@@ -220,7 +220,7 @@ async fn receive_until(
 fn log_start(listeners: &[Listener]) {
     let addresses: Vec<_> = listeners.iter().map(Listener::to_string).collect();
     let address = addresses.join(", ");
-    tracing::info!(%address, version = env!("CARGO_PKG_VERSION"), "receiving");
+    tracing::info!(%address, version = spillway_process::version(), "receiving");
 }
 
 /// Waits for the first look at Redis, for a second at most. Before it, webhooks would be refused

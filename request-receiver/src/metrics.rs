@@ -42,7 +42,7 @@ pub struct ReceiverQueueGauges {
 impl ReceiverMetrics {
     /// Registers all metrics. Requests are counted by these outcomes.
     pub fn new(outcomes: &[&'static str]) -> Self {
-        let registry = registry("request-receiver", env!("CARGO_PKG_VERSION"));
+        let registry = registry("request-receiver");
         let received = vec(&registry, "spillway_received_total", "Requests answered.", "outcome");
         let durations = HistogramOpts::new(
             "spillway_request_duration_seconds",

@@ -41,7 +41,7 @@ const _: () = assert!(
 /// Receives Shopify webhooks (POST to any path), verifies signature and time, and answers 200 once
 /// Redis has stored them. Every setting is a flag and an environment variable.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = spillway_process::version(), max_term_width = 100)]
 pub struct ReceiverArgs {
     #[command(flatten)]
     common: ProcessArgs,

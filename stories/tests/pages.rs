@@ -208,7 +208,7 @@ fn code(text: &str) -> Vec<String> {
 const PLACES: [&str; 5] = ["", "target/local/", "target/release/", "/usr/bin/", "/usr/local/bin/"];
 
 /// Placeholders for a name that the reader chooses.
-const STANDS_FOR_ANOTHER: [&str; 2] = ["X_FILE", "WEBHOOK_ID"];
+const STANDS_FOR_ANOTHER: [&str; 3] = ["X_FILE", "WEBHOOK_ID", "SPILLWAY_ID"];
 
 /// Names in the form of a setting: two or more words of capitals, such as `MAX_BODY`.
 fn settings(code: &str) -> Vec<String> {

@@ -6,9 +6,8 @@ use std::time::Duration;
 use http::StatusCode;
 use spillway_queue::status;
 
-use super::plan::reachable;
 use crate::failure::Failure;
-use crate::http::HttpClient;
+use crate::http::{HttpClient, reachable};
 use crate::out::{Progress, printable};
 use crate::place::CellArgs;
 

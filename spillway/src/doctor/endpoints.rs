@@ -3,12 +3,9 @@
 use http::StatusCode;
 
 use super::finding::Finding;
+use crate::health::{DOWNSTREAMER, KAFKA_PRODUCER, RECEIVER};
 use crate::http::HttpClient;
 use crate::out::printable;
-
-const RECEIVER: &str = "127.0.0.1:9811";
-const DOWNSTREAMER: &str = "127.0.0.1:9812";
-const KAFKA_PRODUCER: &str = "127.0.0.1:9813";
 
 /// Admin addresses of the processes.
 #[derive(Debug, clap::Args)]
