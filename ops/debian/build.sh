@@ -8,7 +8,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-readonly CARGO_DEB=3.8.0
+# shellcheck source=ops/versions.sh
+. ops/versions.sh
 TARGET=${CARGO_TARGET_DIR:-target}
 
 case "${1:-}" in
