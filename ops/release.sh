@@ -21,7 +21,8 @@ ARCH=$(dpkg --print-architecture)
 DIST=${DIST:-dist}
 readonly CRATES=(request-receiver downstreamer kafka_producer spillway)
 readonly TARBALL=spillway-$VERSION-linux-$ARCH
-# The time zone and the language of this machine are in nothing.
+# Time zone, language and umask of this machine are in nothing.
+umask 022
 export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 # The paths of this machine are in no binary, also not of C code (librdkafka).

@@ -19,11 +19,11 @@ for build in "${builds[@]}"; do
   git -C "$build" checkout --quiet "$(git rev-parse HEAD)"
   mkdir "$build/target"
   ln -s "$TOOLS" "$build/target/tools"
-  # Another time zone, language, umask and number of jobs, as another machine has.
+  # Another time zone, umask and language, as another machine has.
   if [ "$build" = "${builds[0]}" ]; then
     (cd "$build" && TZ=Asia/Tokyo ops/release.sh >&2)
   else
-    (cd "$build" && umask 027 && CARGO_BUILD_JOBS=1 LANG=C.UTF-8 ops/release.sh >&2)
+    (cd "$build" && umask 027 && LANG=C.UTF-8 ops/release.sh >&2)
   fi
   # Only what is compared is kept.
   rm -rf --one-file-system "$build/target"
