@@ -81,8 +81,9 @@ make_repository() {
   gpgconf --kill all
 }
 
-# From that repository alone: there is no network.
+# From that repository alone: there is no network. What apt has read before is forgotten.
 update() {
+  inside sh -c 'rm -rf /var/lib/apt/lists/_srv_spillway*'
   inside apt-get -qq -o Dir::Etc::sourcelist=sources.list.d/spillway.list -o Dir::Etc::sourceparts=- \
     -o APT::Get::List-Cleanup=false -o APT::Update::Error-Mode=any update "$@"
 }
