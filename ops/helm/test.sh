@@ -46,14 +46,15 @@ conform() {
   chartcheck restricted <"$1" || fail "$1 is not restricted"
 }
 
-# good NAME <VALUES: renders and checks them. PATTERN…: lines that must be in what is rendered.
+# good NAME PATTERN… <VALUES: renders and checks them. Something like each pattern must be in what is rendered.
 good() {
   local name=$1 pattern
   shift
-  { echo "$BASE" && cat; } >"$work/$name.values.yaml"
-  helm lint --strict --quiet "$work/spillway" --values "$work/$name.values.yaml" >&2 || fail "$name: helm lint"
-  helm template cell "$work/spillway" --namespace apps --values "$work/$name.values.yaml" >"$work/$name.yaml" ||
-    fail "$name: helm template"
+  echo "$BASE" >"$work/base.yaml"
+  cat >"$work/values.yaml"
+  helm lint --strict --quiet "$work/spillway" --values "$work/base.yaml,$work/values.yaml" >&2 || fail "$name: helm lint"
+  helm template cell "$work/spillway" --namespace apps --values "$work/base.yaml,$work/values.yaml" \
+    >"$work/$name.yaml" || fail "$name: helm template"
   conform "$work/$name.yaml"
   for pattern; do
     grep -Eq -- "$pattern" "$work/$name.yaml" || fail "$name: nothing is like $pattern"
@@ -64,7 +65,7 @@ good() {
 # bad PATTERN <VALUES: they are refused with a message like that.
 refused=0
 bad() {
-  if helm template cell "$work/spillway" --values /dev/stdin >/dev/null 2>"$work/bad.log"; then
+  if helm template cell "$work/spillway" --values - >/dev/null 2>"$work/bad.log"; then
     fail "accepted, though it should say: $1"
   fi
   grep -Eqi -- "$1" "$work/bad.log" || fail "refused, but not with $1: $(cat "$work/bad.log")"
@@ -78,7 +79,7 @@ matrix() {
 cells: 3
 image: {repository: mirror/spillway, tag: "1", pullPolicy: Always, pullSecrets: [{name: pull}]}
 receiver:
-  settings: {MAX_CONNECTIONS: 1000000, REQUIRE_TIMESTAMP: true, SHOP_MAX_QUEUED: 0.5}
+  settings: {MAX_CONNECTIONS: 1000000, REQUIRE_TIMESTAMP: true, OTEL_TRACES_SAMPLER_ARG: 0.5}
   resources: {limits: {cpu: 2, memory: 2Gi}}
 kafkaProducer:
   enabled: true
@@ -160,19 +161,15 @@ program_of() {
       echo "replace $part => $part v0.${version#v1.}"
     done
   } >"$home/go.mod"
-  # With what the packages import, go.mod gets all that is needed.
-  printf 'package programs\n\nimport (\n' >"$home/programs.go"
-  printf '\t_ "%s"\n' "$@" >>"$home/programs.go"
-  printf ')\n' >>"$home/programs.go"
-  (cd "$home" && GOFLAGS=-mod=mod go get "${@/%/@$version}" >&2 && rm programs.go)
+  GOFLAGS=-mod=mod go -C "$home" get -tool "${@/%/@$version}" >&2
   for part; do
-    (cd "$home" && GOFLAGS=-mod=mod go build -trimpath -o "$TOOLS/bin/$(program_name "$part")" "$part" >&2)
+    GOFLAGS=-mod=mod go -C "$home" build -trimpath -o "$TOOLS/bin/$(program_name "$part")" "$part" >&2
   done
   touch "$home/complete"
 }
 program_name() { case "$1" in */etcd/server/v3) echo etcd ;; *) basename "$1" ;; esac; }
 
-api() { kubectl --kubeconfig "$work/kubeconfig" "$@"; }
+api() { kubectl --kubeconfig "$work/kubeconfig" --cache-dir "$work/cache" "$@"; }
 
 start_api_server() {
   local port=${API_PORT:-16443}
@@ -181,7 +178,7 @@ start_api_server() {
   openssl genrsa -out "$work/service.key" 2048 2>/dev/null
   echo 'token-of-the-test,admin,1,system:masters' >"$work/tokens"
   start apiserver.log kube-apiserver --etcd-servers "http://127.0.0.1:$((port + 1))" --bind-address 127.0.0.1 \
-    --secure-port "$port" --cert-dir "$work/certificates" --token-auth-file "$work/tokens" \
+    --advertise-address 192.0.2.1 --endpoint-reconciler-type none --secure-port "$port" --cert-dir "$work/certificates" --token-auth-file "$work/tokens" \
     --authorization-mode RBAC --service-cluster-ip-range 10.0.0.0/24 \
     --service-account-issuer https://kubernetes.default.svc --service-account-key-file "$work/service.key" \
     --service-account-signing-key-file "$work/service.key"
@@ -238,7 +235,7 @@ main() {
   wrong_values
   conform "$work/spillway-$VERSION-kubernetes.yaml"
   say "- the plain manifests: $(grep -c '^kind:' "$work/spillway-$VERSION-kubernetes.yaml") objects"
-  actionlint -shellcheck= .github/workflows/*.yml || fail "actionlint"
+  actionlint -shellcheck= -pyflakes= .github/workflows/*.yml || fail "actionlint"
   say "- \`actionlint\`: no finding"
   [ "${1:-}" != apiserver ] || by_api_server
 }
