@@ -214,22 +214,26 @@ notes() {
   } >"$DIST/notes.md"
 }
 
-# An apt repository that a web server can serve as it is.
+# An apt repository that a web server can serve as it is, of all packages in dist/debian.
 repository() {
-  local root=$DIST/apt
-  local lists=$root/dists/stable/main/binary-$ARCH
+  local root=$DIST/apt architectures arch lists
+  architectures=$(find "$DIST/debian" -name '*.deb' | sed 's/.*_\([a-z0-9]*\)\.deb$/\1/' | sort -u)
   rm -rf "$root"
-  mkdir -p "$root/pool" "$lists"
+  mkdir -p "$root/pool"
   cp "$DIST"/debian/*.deb "$root/pool/"
-  (cd "$root" && dpkg-scanpackages --multiversion --arch "$ARCH" pool) >"$lists/Packages"
-  gzip -n -9 -k "$lists/Packages"
+  for arch in $architectures; do
+    lists=$root/dists/stable/main/binary-$arch
+    mkdir -p "$lists"
+    (cd "$root" && dpkg-scanpackages --multiversion --arch "$arch" pool) >"$lists/Packages"
+    gzip -n -9 -k "$lists/Packages"
+  done
   # Not inside: the file would list itself.
   (cd "$root/dists/stable" && apt-ftparchive \
     -o APT::FTPArchive::Release::Origin=Spillway \
     -o APT::FTPArchive::Release::Suite=stable \
     -o APT::FTPArchive::Release::Codename=stable \
     -o APT::FTPArchive::Release::Components=main \
-    -o APT::FTPArchive::Release::Architectures="$ARCH" release .) |
+    -o APT::FTPArchive::Release::Architectures="$(paste -sd' ' <<<"$architectures")" release .) |
     sed "s/^Date: .*/Date: $(date --utc --date="@$SOURCE_DATE_EPOCH" '+%a, %d %b %Y %H:%M:%S +0000')/" >"$root/Release"
   mv "$root/Release" "$root/dists/stable/Release"
   if [ -n "${APT_KEY:-}" ]; then
