@@ -39,10 +39,12 @@ tools_for() {
       printf '%s\n' debootstrap:debootstrap systemd-nspawn:systemd-container python3:python3 man:man-db
       ;;
     release)
-      tools_for package
-      printf '%s\n' buildah:buildah podman:podman crun:crun iptables:iptables \
+      tools_for run
+      printf '%s\n' c++:g++ cmake:cmake pkg-config:pkg-config openssl:openssl python3:python3 man:man-db \
+        debootstrap:debootstrap systemd-nspawn:systemd-container buildah:buildah podman:podman crun:crun iptables:iptables \
         /usr/lib/podman/netavark:netavark /usr/lib/podman/aardvark-dns:aardvark-dns \
         dpkg-scanpackages:dpkg-dev apt-ftparchive:apt-utils gpg:gnupg strip:binutils git:git curl:curl
+      [ -e /etc/ssl/certs/ca-certificates.crt ] || echo authorities:ca-certificates
       # Debian's Python has pip in a package of its own.
       python3 -c 'import ensurepip' 2>/dev/null || echo pip-of-python:python3-venv
       ;;

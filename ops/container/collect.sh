@@ -8,7 +8,7 @@
 set -euo pipefail
 tarball=$1 image=$2
 
-mkdir -p "$image"/{usr/bin,etc/ssl/certs,tmp,run/spillway,data}
+mkdir -p "$image"/{usr/bin,etc/ssl/certs,tmp,run/spillway,var/lib/spillway}
 tar --extract --file "$tarball" --directory "$image/usr/bin" --strip-components 2 --wildcards '*/bin/*'
 
 # The loader lists what it would load, itself included.
@@ -33,4 +33,4 @@ echo 'spillway:x:65532:65532::/:/nonexistent' >"$image/etc/passwd"
 echo 'spillway:x:65532:' >"$image/etc/group"
 echo 'hosts: files dns' >"$image/etc/nsswitch.conf"
 # A volume that is mounted there for the first time gets these modes, whichever user the container has.
-chmod 1777 "$image"/{tmp,run/spillway,data}
+chmod 1777 "$image"/{tmp,run/spillway,var/lib/spillway}
