@@ -39,14 +39,20 @@ pack() {
     --mode=u+rw,go+rX,go-w -C "$1" -c "$2" | gzip -n -9 >"$3"
 }
 
+# All at once, so that packages and tarball have the same binaries.
+build() {
+  cargo build --release --locked "${CRATES[@]/#/--package=}"
+}
+
 packages() {
+  build
   rm -f "$DIST"/debian/spillway*.deb
-  DEB_OUT=$DIST/debian ops/debian/build.sh spillway
-  DEB_OUT=$DIST/debian ops/debian/build.sh spillway-kafka
+  PREBUILT=1 DEB_OUT=$DIST/debian ops/debian/build.sh spillway
+  PREBUILT=1 DEB_OUT=$DIST/debian ops/debian/build.sh spillway-kafka
 }
 
 tarball() {
-  cargo build --release --locked "${CRATES[@]/#/--package=}"
+  build
   local stage binary page more
   stage=$(mktemp -d)
   mkdir -p "$stage/$TARBALL"/{bin,man,completions,ops}

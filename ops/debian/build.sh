@@ -3,7 +3,7 @@
 #
 # The binaries write their man pages and completions (--generate); ops/debian/man adds the sections that
 # are not about flags. DEB_VERSION overrides the version of Cargo.toml, DEB_OUT the directory
-# target/debian. The script installs cargo-deb at a pinned version into the build directory if it is
+# target/debian. PREBUILT=1 takes the binaries of target/release as they are. The script installs cargo-deb at a pinned version into the build directory if it is
 # missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -25,7 +25,7 @@ tool=$TARGET/tools/bin/cargo-deb
 [ "$("$tool" --version 2>/dev/null)" = "cargo-deb $CARGO_DEB" ] ||
   cargo install --locked --root "$TARGET/tools" --version "$CARGO_DEB" cargo-deb
 
-cargo build --release --locked "${binaries[@]/#/--package=}"
+[ -n "${PREBUILT:-}" ] || cargo build --release --locked "${binaries[@]/#/--package=}"
 for binary in "${binaries[@]}"; do
   pages=$TARGET/release/pages/$binary
   rm -rf "$pages"
