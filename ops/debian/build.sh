@@ -3,8 +3,8 @@
 #
 # The binaries write their man pages and completions (--generate); ops/debian/man adds the sections that
 # are not about flags. DEB_VERSION overrides the version of Cargo.toml, DEB_OUT the directory
-# target/debian. PREBUILT=1 takes the binaries of target/release as they are. The script installs cargo-deb at a pinned version into the build directory if it is
-# missing.
+# target/debian. PREBUILT=1 takes the binaries of target/release as they are. The script installs cargo-deb
+# at a pinned version into the build directory if it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
