@@ -162,7 +162,9 @@ print(f"{os.path.basename(target)}: {len(linked)} linked crates are in it")
 # constant COMMIT FILE NAME: the value of a constant in a source at a commit.
 constant() {
   local value
-  value=$(git show "$1:$2" | sed -n "s/^ *\(pub \|pub(crate) \)\?const $3: .* = \(.*\);.*/\2/p")
+  value=$(git show "$1:$2" | sed -n "s/^ *\(pub \|pub(crate) \)\?const $3: .* = \(.*\);.*/\2/p" |
+    # A tuple is a version.
+    sed 's/^(\(.*\), \(.*\))$/\1.\2/')
   [ -n "$value" ] || { echo "no constant $3 in $2" >&2; return 1; }
   echo "$value"
 }
@@ -194,7 +196,7 @@ compatibility() {
   format "format of packs in the queue" webhook/src/pack.rs VERSION
   format "format of chunks of lanes" webhook/src/chunk.rs VERSION
   format "format of the overflow log" spill/src/segment.rs VERSION
-  format "oldest Redis (major, minor)" queue/src/health.rs VERSION_MIN
+  format "oldest Redis" queue/src/health.rs VERSION_MIN
   echo "| settings | $(settings_of "$now" | wc -l) |${last:+ $(settings_of "$last" | wc -l) |}"
   echo "| kinds of keys in Redis | $(keys_of "$now" | wc -l) |${last:+ $(keys_of "$last" | wc -l) |}"
   echo
