@@ -27,7 +27,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $env := merge (dict) (.settings | default dict) .own -}}
 {{- range $key, $value := $env }}
 - name: {{ $key }}
+  {{- /* A number of the values is a float, which would be written as 1e+06. */}}
+  {{- if and (kindIs "float64" $value) (eq $value (floor $value)) }}
+  value: {{ $value | int64 | toString | quote }}
+  {{- else }}
   value: {{ $value | toString | quote }}
+  {{- end }}
 {{- end -}}
 {{- end -}}
 

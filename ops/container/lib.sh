@@ -1,0 +1,108 @@
+# Functions of the tests of images and releases. This file is sourced, at the root of the repository.
+# shellcheck shell=bash
+
+TARGET=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+ARCH=$(dpkg --print-architecture)
+DIST=$(realpath -m "${DIST:-dist}")
+readonly SECRET=hush-this-is-the-secret-of-a-test
+readonly TRAFFIC=$PWD/ops/debian/traffic.py
+# Names of containers and images, and the directory of everything else.
+NAME=spillway-test-$$
+work=$(mktemp -d /var/tmp/spillway-test-XXXXXX)
+jobs_started=()
+
+say() { echo "$*"; }
+fail() {
+  echo "FAILED: $*" >&2
+  ! declare -F show_logs >/dev/null || show_logs >&2 || true
+  exit 1
+}
+
+# until_true WHAT SECONDS COMMAND…
+until_true() {
+  local what=$1 end=$((SECONDS + $2))
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$end" ] || fail "not in time: $what"
+    sleep 0.2
+  done
+}
+
+get() { curl -sf --max-time 5 "$@"; }
+
+# start LOG COMMAND…: in the background, until the test ends. Sets started to its id.
+start() {
+  local log=$work/$1
+  shift
+  "$@" >"$log" 2>&1 </dev/null &
+  started=$!
+  jobs_started+=("$started")
+}
+
+# stop ID: ends what start() started. Returns how it ended.
+stop() {
+  kill -TERM "$1" 2>/dev/null || true
+  wait "$1"
+}
+
+# For a trap. Removes what this test made, and nothing else.
+clean_up() {
+  local id
+  for id in "${jobs_started[@]}"; do
+    kill -TERM "$id" 2>/dev/null || true
+    wait "$id" 2>/dev/null || true
+  done
+  podman ps --all --quiet --filter "name=^$NAME" | xargs --no-run-if-empty podman rm --force >/dev/null
+  podman untag "$IMAGE" 2>/dev/null || true
+  rm -rf --one-file-system "$work"
+}
+
+# podman as a machine without systemd, a network or a registry can run it.
+set_up_podman() {
+  cat >"$work/containers.conf" <<CONF
+[containers]
+log_driver = "k8s-file"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "crun"
+CONF
+  # One that is set already is the reader's own.
+  export CONTAINERS_CONF=${CONTAINERS_CONF:-$work/containers.conf}
+  # Without systemd there is no timer for a HEALTHCHECK: this test asks for each check.
+  [ -d /run/systemd/system ] || export DISABLE_HC_SYSTEMD=true
+}
+
+# base_image NAME PACKAGE…: a Debian with these packages, unless there is an image of that name.
+base_image() {
+  local name=$1 root=$work/base
+  shift
+  ! podman image exists "$name" || return 0
+  debootstrap --variant=minbase ${1:+--include="$(IFS=, && echo "$*")"} bookworm "$root" >&2
+  rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+  tar -C "$root" -c . | podman import --quiet - "$name" >&2
+  rm -rf --one-file-system "$root"
+}
+
+# Loads the image of dist/ as $IMAGE.
+IMAGE=localhost/spillway:$NAME
+load_image() {
+  local archive=$DIST/spillway-$VERSION-image-$ARCH.tar.gz loaded
+  [ -f "$archive" ] || fail "$archive is missing; make it with: ops/release.sh image"
+  loaded=$(podman load --quiet --input "$archive" | sed -n 's/^Loaded image[^:]*: //p' | tail -1)
+  podman tag "$loaded" "$IMAGE"
+}
+
+# run_spillway SUFFIX ARGUMENTS… -- COMMAND…: a container of the image, as an orchestrator should run it.
+run_spillway() {
+  local name=$NAME-$1 arguments=()
+  shift
+  while [ "$1" != -- ]; do
+    arguments+=("$1")
+    shift
+  done
+  shift
+  podman run --detach --name "$name" --network host --read-only --read-only-tmpfs=false --cap-drop all \
+    --security-opt no-new-privileges "${arguments[@]}" "$IMAGE" "$@" >/dev/null
+}
