@@ -23,6 +23,7 @@ pub mod shutdown;
 pub mod start;
 pub mod supervisor;
 pub mod telemetry;
+pub mod trace_args;
 
 pub use admin::Readiness;
 pub use background::Background;
