@@ -16,6 +16,7 @@ use hyper::body::Incoming;
 use spillway_consumer::LeaderHandle;
 use spillway_delivery::Dispatch;
 use spillway_queue::leader::boottime;
+use spillway_trace::TRACEPARENT;
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::Record;
@@ -29,6 +30,7 @@ use crate::content::PackBytes;
 use crate::judge::{AttemptOutcome, parse_scope};
 use crate::payload::{Payload, PayloadFetcher, PayloadResult};
 use crate::settings::DownstreamerSettings;
+use crate::trace::AttemptTrace;
 
 /// Response header of a 429 or 503 that limits a pause to one resource, one shop or all.
 const PAUSE: HeaderName = HeaderName::from_static("spillway-pause");
@@ -60,6 +62,8 @@ pub(crate) struct DeliveryJob {
     pub record: Record,
     /// Id of the webhook.
     pub webhook: WebhookId,
+    /// Spans of the attempt, if they are recorded.
+    pub trace: Option<Box<AttemptTrace>>,
 }
 
 /// Result of an attempt.
@@ -229,6 +233,9 @@ impl DeliveryClient {
         // connection is HTTP/1.1 after all, the client adds the URL's host.
         let host = (!takes_http2(&self.backend)).then_some(host.as_str());
         *request.headers_mut() = headers(record, job, host);
+        if let Some(trace) = &job.trace {
+            request.headers_mut().insert(TRACEPARENT, trace.traceparent());
+        }
         if let Some(ours) = &self.headers {
             ours.set(request.headers_mut());
         }

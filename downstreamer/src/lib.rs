@@ -4,7 +4,7 @@
 //! `leadership` loads what Redis holds and starts a `worker`, which carries out the decisions of the
 //! delivery core (`spillway_delivery`): `intake` → `classify` → core → `deliver` (`payload`, `connect`) →
 //! `judge` → core → `translate`. Also: `reader` (packs and chunks that the core asks for), `controls` (set by an
-//! operator) and `status`.
+//! operator), `status` and `trace` (spans of deliveries).
 
 mod access;
 mod backend;
@@ -24,6 +24,7 @@ mod reader;
 mod settings;
 mod shares;
 mod status;
+mod trace;
 mod translate;
 mod worker;
 
@@ -40,6 +41,7 @@ use spillway_process::start::Unavailable;
 use spillway_process::{reload, supervisor};
 use spillway_queue::consumers::HTTP;
 use spillway_queue::health;
+use spillway_trace::TraceExport;
 use tokio_util::sync::CancellationToken;
 
 use crate::deliver::DeliveryClient;
@@ -56,7 +58,11 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let metrics = Arc::new(DownstreamerMetrics::new());
+    let mut metrics = DownstreamerMetrics::new();
+    let traces =
+        TraceExport::start(settings.common.trace.as_ref(), "downstreamer", &metrics.registry)?;
+    metrics.tracer = traces.tracer();
+    let metrics = Arc::new(metrics);
     let background = Background::start()?;
     let endpoint =
         AdminEndpoint::of_consumer(settings.admin_listen, &settings.common, &metrics.registry);
@@ -89,5 +95,6 @@ pub async fn run(
     let leading = leading.attend(leadership::run(&instance, &shutdown));
     let ended = instance.background.supervise(&shutdown, leading).await;
     after_all.cancel();
+    traces.finish().await;
     Ok(ended?)
 }

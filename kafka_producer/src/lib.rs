@@ -3,7 +3,7 @@
 //! Start reading at `exporter` (the path of a pack): `intake` → `format` with `key` →
 //! `open` (a transaction) → `link` (all calls to Kafka) → settled. Also: `position` and
 //! `resume` (the cursor, and the position to continue from), `fault` (reaction to an error),
-//! `calls` (calls into librdkafka that do not return), `reports` (its reports), `settings`,
+//! `calls` (calls into librdkafka that do not return), `reports` (its reports), `trace` (spans), `settings`,
 //! `properties` and `options`.
 
 mod calls;
@@ -24,6 +24,7 @@ mod properties;
 mod reports;
 mod resume;
 mod settings;
+mod trace;
 
 use std::sync::Arc;
 
@@ -35,6 +36,7 @@ use spillway_process::start::Unavailable;
 use spillway_process::{reload, supervisor};
 use spillway_queue::consumers::KAFKA;
 use spillway_queue::health;
+use spillway_trace::TraceExport;
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::Calls;
@@ -51,7 +53,11 @@ use crate::settings::ProducerSettings;
 /// then, and if a background task ends before `shutdown`.
 pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let metrics = Arc::new(ProducerMetrics::new());
+    let mut metrics = ProducerMetrics::new();
+    let traces =
+        TraceExport::start(settings.common.trace.as_ref(), "kafka_producer", &metrics.registry)?;
+    metrics.tracer = traces.tracer();
+    let metrics = Arc::new(metrics);
     let background = Background::start()?;
     let endpoint =
         AdminEndpoint::of_consumer(settings.admin_listen, &settings.common, &metrics.registry);
@@ -84,6 +90,7 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
     let leading = leading.attend(leadership::run(&instance, &shutdown));
     let ended = background.supervise(&shutdown, leading).await;
     after_all.cancel();
+    traces.finish().await;
     Ok(ended??)
 }
 

@@ -25,6 +25,7 @@ pub mod shutdown;
 pub mod start;
 pub mod supervisor;
 pub mod telemetry;
+pub mod trace_args;
 mod validity;
 pub mod version;
 

@@ -12,6 +12,7 @@ use crate::redis_args::RedisArgs;
 use crate::reload::FromFiles;
 use crate::settings::Checker;
 use crate::telemetry::LogFormat;
+use crate::trace_args::{TraceArgs, TraceSettings};
 
 /// The common settings as given, before they are checked.
 #[derive(Clone, Args)]
@@ -34,6 +35,10 @@ pub struct ProcessArgs {
     /// false
     #[arg(long, env = "EXIT_IF_UNAVAILABLE", default_value = "false")]
     pub exit_if_unavailable: String,
+
+    /// Traces.
+    #[command(flatten)]
+    pub trace: TraceArgs,
 
     /// Read settings from this file where flags and the environment set none: KEY=value lines, as
     /// systemd's EnvironmentFile= reads them
@@ -63,6 +68,8 @@ pub struct ProcessSettings {
     pub metrics_token: Option<Arc<MetricsToken>>,
     /// True if the process exits when Redis or Kafka is absent at start.
     pub exit_if_unavailable: bool,
+    /// Traces, if they are wanted.
+    pub trace: Option<TraceSettings>,
 }
 
 // Written by hand: the URL may hold a password.
@@ -94,6 +101,7 @@ impl ProcessArgs {
             log_format: checker.choice("LOG_FORMAT", &self.log_format, &LOG_FORMATS),
             metrics_token: token.map(Arc::new),
             exit_if_unavailable: checker.flag("EXIT_IF_UNAVAILABLE", &self.exit_if_unavailable),
+            trace: self.trace.check(checker),
         }
     }
 }

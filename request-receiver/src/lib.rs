@@ -34,6 +34,7 @@ pub mod stream;
 mod sync;
 pub mod tls;
 pub mod topics;
+pub mod trace;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +49,7 @@ use spillway_process::reload::{self, FromFiles};
 use spillway_process::start::Unavailable;
 use spillway_process::supervisor;
 use spillway_process::{Background, Readiness};
+use spillway_trace::TraceExport;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -87,7 +89,10 @@ const RESTORER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow::Result<()> {
     let limits = connection_limits(settings.connections_max, shard_count())?;
     let settings = Arc::new(settings);
-    let metrics = ReceiverMetrics::new(&OUTCOMES);
+    let mut metrics = ReceiverMetrics::new(&OUTCOMES);
+    let traces =
+        TraceExport::start(settings.common.trace.as_ref(), "request-receiver", &metrics.registry)?;
+    metrics.tracer = traces.tracer();
     let topics = TopicMetrics::new(&metrics.registry);
     let background = Background::start()?;
     let secrets = client_secrets(&settings, &metrics, &background)?;
@@ -141,6 +146,7 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
         timeout_at(stop_by + RESTORER_STOPS_WITHIN, restoring).await.ok();
     }
     after_all.cancel();
+    traces.finish().await;
     Ok(accepted?)
 }
 

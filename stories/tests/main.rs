@@ -65,6 +65,7 @@ mod supervisor;
 mod takeover;
 mod tls;
 mod together;
+mod traces;
 mod trial;
 mod units;
 mod upgrade;

@@ -297,8 +297,15 @@ fn secrets_of(webhook: &Webhook) -> Vec<String> {
 
 /// The complete Rust source of the processes.
 fn sources(repository: &Path) -> String {
-    let crates =
-        ["request-receiver", "downstreamer", "kafka_producer", "consumer", "process", "queue"];
+    let crates = [
+        "request-receiver",
+        "downstreamer",
+        "kafka_producer",
+        "consumer",
+        "trace",
+        "process",
+        "queue",
+    ];
     let mut directories: Vec<_> = crates.map(|name| repository.join(name).join("src")).into();
     let mut text = String::new();
     while let Some(directory) = directories.pop() {

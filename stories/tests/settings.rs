@@ -37,12 +37,14 @@ async fn a_receiver_names_all_mistakes_at_once() {
         ("MAX_CONNECTIONS", "-1"),
         ("BODY_KINDS", "yaml"),
         ("SHOP_MAX_QUEUED", "101"),
+        ("OTEL_TRACES_SAMPLER", "sometimes"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
         ("SHOPIFY_CLIENT_SECRET", SECRET_VALUE),
     ];
     let output = cell.run("request-receiver", &[], &bad).await;
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(78), "{errors}");
-    for (key, _) in &bad[..10] {
+    for (key, _) in &bad[..12] {
         assert!(errors.contains(key), "no word of {key} in: {errors}");
     }
     assert!(!errors.contains(SECRET_VALUE), "{errors}");
