@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # One command builds all: several would build tokio and the like once for each set of features.
 BUILD_TESTS := cargo build --locked --workspace --bins --tests --examples
 
-.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test clean-run
+.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,7 +81,7 @@ endure-lanes: ## a million webhooks of a paused shop, and 200,000 lanes of one e
 		cargo test --release --locked -p stories --test suite -- --nocapture --test-threads 1 big_lanes::
 	bench/endurance.py $(RESULTS)
 
-hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile backend (13 minutes; ATTACKS='Idle Forged')
+hostile: ## good webhooks under thirteen attacks, p99 and memory, and a hostile backend (15 minutes; ATTACKS='Idle Forged')
 	ops/deps.sh test
 	cargo build --release --locked -p request-receiver -p downstreamer -p bench
 	mkdir -p $(RESULTS)
@@ -146,6 +146,30 @@ deb-kafka: ## the same for the Kafka producer
 package-test: ## installs, breaks, upgrades and purges the package in a Debian of its own (as root)
 	ops/deps.sh package
 	ops/debian/test.sh
+
+release: ## packages, apt repository, tarball, image, chart, SBOMs and notes of this commit, in ./dist (APT_KEY=fingerprint signs the repository)
+	ops/deps.sh release
+	ops/release.sh
+
+reproduce: ## builds this commit twice in two directories: every file of the release is the same (40 minutes, as root)
+	ops/deps.sh release
+	ops/reproduce.sh
+
+release-test: ## ./dist on clean Debian roots without Rust: package from a signed repository, tarball, image (as root)
+	ops/deps.sh release
+	ops/release-test.sh
+
+image-test: ## the image of ./dist without root on a read-only disk: size, health, kills and a new secret under load (as root)
+	ops/deps.sh release
+	ops/container/test.sh
+
+compose-test: ## compose.yaml through up, upgrade and down at 100 webhooks a second (COMPOSE_NETWORK=host without bridges; as root)
+	ops/deps.sh release
+	ops/compose-test.sh
+
+chart-test: ## the chart against Kubernetes' schemas and Pod Security (APISERVER=1: also a real API server, 30 minutes the first time)
+	ops/deps.sh release
+	ops/helm/test.sh $(if $(APISERVER),apiserver)
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
 	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \

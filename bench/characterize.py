@@ -22,8 +22,8 @@ from harness import findings, machine
 from harness.campaign import Campaign, fail
 from harness.servers import RELEASE, ROOT, Failed, alone
 
-SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections", "secrets",
-             "receivers", "forged", "endtoend", "fairness", "effect", "drain", "verbs", "coalesce", "soak"]
+SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections", "tls",
+             "secrets", "receivers", "forged", "endtoend", "fairness", "effect", "drain", "verbs", "coalesce", "soak"]
 # Run only if named: they need a Kafka broker, and binaries built with librdkafka.
 KAFKA_SCENARIOS = ["kafka"]
 BINARIES = ["generate", "fill", "pace", "fdatasync", "baseline", "backend", "request-receiver",

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Installs what `make run`, `make kafka`, `make test`, `make package-test`, `make audit` or `make fuzz`
-# needs and this machine lacks.
+# Installs what `make run`, `make kafka`, `make test`, `make package-test`, `make release`, `make audit` or
+# `make fuzz` needs and this machine lacks.
 #
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
-#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node, Prometheus,
-#                         systemd, strace; gets the broker; builds vegeta with Go
+#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, sslscan, curl, git, node,
+#                         Prometheus, systemd, strace; gets the broker; builds vegeta with Go
 #     ops/deps.sh package the first two, and what a package is tested in: debootstrap, systemd-nspawn
+#     ops/deps.sh release those of a package, and what a release is made and tested with: buildah,
+#                         podman, podman-compose, dpkg-dev, gnupg; builds helm and the like with Go
 #     ops/deps.sh audit   cargo-deny and cargo-audit, at pinned versions, beside the build
 #     ops/deps.sh fuzz    cargo-fuzz in the same way; a nightly toolchain has to be there
 #
@@ -15,8 +17,11 @@
 # or Go, which are yours to choose, and never starts Debian's own redis, nginx or prometheus services.
 set -euo pipefail
 
-readonly REDIS_MAJOR_MIN=7 GO_MIN=1.24
-readonly CARGO_DENY=0.20.2 CARGO_AUDIT=0.22.2 CARGO_FUZZ=0.13.2
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=ops/versions.sh
+. "$here/versions.sh"
+readonly REDIS_MAJOR_MIN=7 GO_MIN=1.24 GO_MIN_RELEASE=1.26
+TOOLS=$(realpath -m "${CARGO_TARGET_DIR:-target}")/tools
 policy_made=""
 
 # What is looked for, and the Debian package that brings it.
@@ -31,15 +36,34 @@ tools_for() {
     package)
       tools_for run
       tools_for kafka
-      printf '%s\n' debootstrap:debootstrap systemd-nspawn:systemd-container python3:python3 man:man-db
+      printf '%s\n' debootstrap:debootstrap systemd-nspawn:systemd-container pgrep:procps curl:curl \
+        python3:python3 man:man-db
+      keyring
+      ;;
+    release)
+      tools_for run
+      printf '%s\n' c++:g++ cmake:cmake pkg-config:pkg-config openssl:openssl python3:python3 man:man-db \
+        debootstrap:debootstrap systemd-nspawn:systemd-container pgrep:procps \
+        buildah:buildah podman:podman crun:crun iptables:iptables \
+        /usr/lib/podman/netavark:netavark /usr/lib/podman/aardvark-dns:aardvark-dns \
+        dpkg-scanpackages:dpkg-dev apt-ftparchive:apt-utils gpg:gnupg strip:binutils git:git curl:curl
+      keyring
+      [ -e /etc/ssl/certs/ca-certificates.crt ] || echo authorities:ca-certificates
+      # Debian's Python has pip in a package of its own.
+      python3 -c 'import ensurepip' 2>/dev/null || echo pip-of-python:python3-venv
       ;;
     test)
       tools_for run
       tools_for kafka
       printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs \
-        prometheus:prometheus systemd-analyze:systemd strace:strace chrt:util-linux
+        prometheus:prometheus systemd-analyze:systemd strace:strace chrt:util-linux sslscan:sslscan
       ;;
   esac
+}
+
+# What debootstrap checks Debian's packages with. Not a program: there is none of this name.
+keyring() {
+  [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || echo keyring-of-debian:debian-archive-keyring
 }
 
 # Headers that librdkafka is built with, and the Debian package that brings each.
@@ -54,7 +78,7 @@ have_header() {
   [ -e "/usr/include/$1" ] || compgen -G "/usr/include/*-linux-gnu*/$1" >/dev/null
 }
 
-# nginx lies in /usr/sbin, which is not on every user's PATH.
+# nginx lies in /usr/sbin, which is not on every user's PATH. A path is looked for as it is.
 have() {
   command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ]
 }
@@ -118,7 +142,7 @@ install_packages() {
 # say what to do.
 require_rust() {
   local wanted found
-  wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml")
+  wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$here/../Cargo.toml")
   if ! command -v cargo >/dev/null; then
     say "Rust $wanted or newer is missing. Install it with:"
     say "    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh"
@@ -133,10 +157,10 @@ require_rust() {
 
 # Installs a cargo subcommand beside the build, if it is not there at this version.
 cargo_tool() {
-  local name=$1 version=$2 tools=${CARGO_TARGET_DIR:-target}/tools
-  [ -x "$tools/bin/$name" ] && grep -q "^\"$name $version " "$tools/.crates.toml" 2>/dev/null && return
+  local name=$1 version=$2
+  [ -x "$TOOLS/bin/$name" ] && grep -q "^\"$name $version " "$TOOLS/.crates.toml" 2>/dev/null && return
   say "installing $name $version"
-  cargo install --quiet --locked --root "$tools" --version "$version" "$name"
+  cargo install --quiet --locked --root "$TOOLS" --version "$version" "$name"
 }
 
 require_nightly() {
@@ -147,16 +171,47 @@ require_nightly() {
 }
 
 # Debian 12 has Go 1.19, which is too old: it is not installed by apt.
+require_go() {
+  command -v go >/dev/null && return
+  say "Go ($2 or newer), which builds $1, is missing. Install it with:"
+  say "    apt-get install golang-go        # Debian 13 or newer; else from https://go.dev/dl"
+  exit 1
+}
+
 require_vegeta() {
   command -v vegeta >/dev/null && return
-  if ! command -v go >/dev/null; then
-    say "Go ($GO_MIN or newer), which builds vegeta, is missing. Install it with:"
-    say "    apt-get install golang-go        # Debian 13 or newer; else from https://go.dev/dl"
-    exit 1
-  fi
-  go -C "$(dirname "$0")/../bench/vegeta" tool -n vegeta >/dev/null && return
+  require_go vegeta "$GO_MIN"
+  go -C "$here/../bench/vegeta" tool -n vegeta >/dev/null && return
   say "cannot build vegeta with $(go version); Go $GO_MIN or newer is needed, from https://go.dev/dl"
   exit 1
+}
+
+# helm, kubeconform, actionlint and chartcheck, at the versions of ops/helm/tools/go.mod, which decide
+# those of all others. There is no go.sum of them in the repository, it would be larger than the chart:
+# Go checks each module against its checksum database.
+go_tools() {
+  local tools=$TOOLS/go wanted
+  wanted=$(cat "$here"/helm/tools/go.mod "$here"/helm/tools/main.go | sha256sum)
+  [ "$(cat "$tools/built" 2>/dev/null)" = "$wanted" ] && return
+  require_go "helm and kubeconform" "$GO_MIN_RELEASE"
+  say "building helm, kubeconform, actionlint and chartcheck"
+  rm -rf "$tools"
+  mkdir -p "$tools" "$TOOLS/bin"
+  cp "$here"/helm/tools/go.mod "$here"/helm/tools/main.go "$tools/"
+  go -C "$tools" mod tidy
+  go -C "$tools" build -trimpath -o "$TOOLS/bin/" helm.sh/helm/v3/cmd/helm \
+    github.com/yannh/kubeconform/cmd/kubeconform github.com/rhysd/actionlint/cmd/actionlint .
+  echo "$wanted" >"$tools/built"
+}
+
+python_tools() {
+  local venv=$TOOLS/compose
+  [ "$(cat "$venv/version" 2>/dev/null)" = "$PODMAN_COMPOSE" ] && return
+  say "installing podman-compose $PODMAN_COMPOSE"
+  rm -rf "$venv"
+  python3 -m venv "$venv"
+  "$venv/bin/pip" install --quiet "podman-compose==$PODMAN_COMPOSE"
+  echo "$PODMAN_COMPOSE" >"$venv/version"
 }
 
 require_recent_redis() {
@@ -170,9 +225,9 @@ require_recent_redis() {
 
 main() {
   case "${1:-}" in
-    run | kafka | test | package | audit | fuzz) ;;
+    run | kafka | test | package | release | audit | fuzz) ;;
     *)
-      say "usage: ops/deps.sh run|kafka|test|package|audit|fuzz"
+      say "usage: ops/deps.sh run|kafka|test|package|release|audit|fuzz"
       exit 64
       ;;
   esac
@@ -200,10 +255,18 @@ main() {
     install_packages "${packages[@]}"
   fi
   [ "$1" = kafka ] || require_recent_redis
-  if [ "$1" = test ]; then
-    require_vegeta
-    "$(dirname "$0")/kafka.sh" fetch
-  fi
+  case "$1" in
+    test)
+      require_vegeta
+      "$here/kafka.sh" fetch
+      ;;
+    release)
+      cargo_tool cargo-deb "$CARGO_DEB"
+      cargo_tool cargo-cyclonedx "$CARGO_CYCLONEDX"
+      go_tools
+      python_tools
+      ;;
+  esac
 }
 
 main "$@"

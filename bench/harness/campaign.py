@@ -104,6 +104,8 @@ class Findings:
         self.figures, self.rows, self.plots, self.verdicts, self.remarks = {}, {}, {}, [], []
         # Results in sentences.
         self.reading = []
+        # Pages of the scenario itself, by name.
+        self.pages = {}
 
     def read(self, sentence):
         self.reading.append(sentence)

@@ -18,6 +18,8 @@ def write(directory, name, about, findings, run):
         write_csv(directory / f"{name}-{table}.csv", rows)
     for plot, svg in findings.plots.items():
         (directory / f"{name}-{plot}.svg").write_text(svg)
+    for page, text in findings.pages.items():
+        (directory / f"{page}.md").write_text(text)
 
 
 def write_csv(path, rows):

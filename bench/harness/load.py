@@ -9,15 +9,16 @@ from .servers import Failed
 WARM_UP_SECONDS = 1
 
 
-def measure(port, pids, redis, connections, settings, requests, expect="accepted"):
+def measure(port, pids, redis, connections, settings, requests, expect="accepted",
+            scheme="http"):
     """Makes one warm-up and one measured run. `pids` are the process ids of the server, or of several
     of any name, and of `redis`. `expect` selects the counted answers: `accepted` (2xx), or
-    `refused` (all others)."""
+    `refused` (all others). `scheme`: `http` or `https`."""
     threads = settings["wrk_threads"]
-    wrk.run(port, connections, WARM_UP_SECONDS, threads, requests)
+    wrk.run(port, connections, WARM_UP_SECONDS, threads, requests, scheme)
     before_cpu = {name: machine.cpu_seconds(pid) for name, pid in pids.items()}
     before = redis.info() if redis else None
-    result = wrk.run(port, connections, settings["seconds"], threads, requests)
+    result = wrk.run(port, connections, settings["seconds"], threads, requests, scheme)
     # Answered webhooks are stored; unanswered ones may still be under way.
     time.sleep(0.3)
     after = redis.info() if redis else None

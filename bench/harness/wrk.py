@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from .servers import ROOT, Failed
 
 
-def command(port, connections, seconds, threads, requests):
+def command(port, connections, seconds, threads, requests, scheme="http"):
     # wrk divides the connections among its threads and needs at least one for each.
     threads = min(threads, connections)
     line = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{seconds}s", "--timeout", "5s"]
-    line += ["-s", str(ROOT / "bench" / "wrk.lua"), f"http://127.0.0.1:{port}"]
+    line += ["-s", str(ROOT / "bench" / "wrk.lua"), f"{scheme}://127.0.0.1:{port}"]
     return [*line, "--", str(requests), str(threads)]
 
 
-def run(port, connections, seconds, threads, requests):
-    """Sends for a number of seconds. Returns requests, non-2xx, errors and latency percentiles."""
-    line = command(port, connections, seconds, threads, requests)
+def run(port, connections, seconds, threads, requests, scheme="http"):
+    """Sends for a number of seconds. Returns requests, non-2xx, errors and latency percentiles. Over https, the
+    certificate is not checked."""
+    line = command(port, connections, seconds, threads, requests, scheme)
     out = subprocess.run(line, capture_output=True, text=True, timeout=seconds + 60)
     for line in out.stdout.splitlines():
         if line.startswith("RESULT "):

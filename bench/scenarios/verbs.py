@@ -51,7 +51,7 @@ def told(redis, *arguments):
 
 
 def asked(redis, *arguments):
-    text, seconds = told(redis, *arguments, "--json")
+    text, seconds = told(redis, *arguments, "-o", "json")
     return json.loads(text), seconds
 
 

@@ -24,6 +24,9 @@ const _: () = assert!(LOOK_EVERY.as_millis() < BUMP_EVERY.as_millis(), "a standb
 /// Time for Redis' answer. A bump that takes longer is tried again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// State of a leader before it works, in `spillway status`.
+const STARTING: &str = "starting: it reads what Redis holds";
+
 /// Reason for which a leader's work ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
@@ -297,7 +300,8 @@ impl Leadership {
         if self.confirmed_at.elapsed() >= BUMP_EVERY {
             self.confirmed_at = Instant::now();
             let sent_at = boottime();
-            self.leader.confirmed(sent_at, self.candidacy.bump(&mut self.connection).await?);
+            let bumped = self.candidacy.bump(&mut self.connection, STARTING).await?;
+            self.leader.confirmed(sent_at, bumped);
         }
         Ok(())
     }
@@ -354,10 +358,11 @@ async fn keep(
     loop {
         let next_bump = Instant::now() + BUMP_EVERY;
         let sent_at = boottime();
+        let state = config.readiness.summary();
         let bumped = match connection.as_mut() {
-            Some(connection) => candidacy.bump(connection).await,
+            Some(connection) => candidacy.bump(connection, &state).await,
             None => match redis.connect(Some(ANSWER_TIMEOUT)).await {
-                Ok(fresh) => candidacy.bump(connection.insert(fresh)).await,
+                Ok(fresh) => candidacy.bump(connection.insert(fresh), &state).await,
                 Err(error) => Err(error),
             },
         };

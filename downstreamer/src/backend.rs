@@ -3,6 +3,7 @@
 use http::Uri;
 use http::uri::{Authority, Scheme};
 use rustls::pki_types::ServerName;
+use spillway_process::Checker;
 
 /// Longest base path.
 const PATH_BYTES_MAX: usize = 1024;
@@ -28,6 +29,22 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// Checks `DOWNSTREAM_APP_URL` and `DOWNSTREAM_HOST`.
+    pub(crate) fn check(url: Option<&str>, host: Option<&str>, checker: &mut Checker) -> Self {
+        const KEY: &str = "DOWNSTREAM_APP_URL";
+        let Some(url) = url.map(str::trim) else {
+            checker.mistake(KEY, "is required, such as http://127.0.0.1:3000");
+            return Self::Discard;
+        };
+        if url == "discard:" {
+            return Self::Discard;
+        }
+        Self::http(url, host).unwrap_or_else(|problem| {
+            checker.mistake(KEY, problem);
+            Self::Discard
+        })
+    }
+
     /// Server at a base URL, with another host name if `host` is given.
     ///
     /// # Errors

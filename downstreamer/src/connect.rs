@@ -17,10 +17,13 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilde
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use spillway_queue::leader::{TAKE_AFTER, UNCONFIRMED_MAX};
 use tower::Service;
+
+use crate::access::BackendAccess;
 
 /// Longest time for connecting, TLS included.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
@@ -103,14 +106,23 @@ impl ClientOptions {
     }
 }
 
-/// TLS settings that trust this machine's certificate authorities. None are loaded unless `setting`
-/// names https.
+/// TLS settings. They trust the authorities of `access`, or this machine's. None are loaded unless
+/// `setting` names https.
 ///
 /// # Errors
-/// If this machine knows no certificate authority.
-pub(crate) fn tls(setting: &str, is_needed: bool) -> anyhow::Result<ClientConfig> {
+/// If an authority can't be used, or this machine knows none.
+pub(crate) fn tls(
+    setting: &str,
+    is_needed: bool,
+    access: &BackendAccess,
+) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    if is_needed {
+    if let Some(authorities) = &access.authorities {
+        for authority in authorities {
+            let added = roots.add(authority.clone());
+            added.map_err(|error| anyhow::anyhow!("BACKEND_CA_FILE: {error}"))?;
+        }
+    } else if is_needed {
         let found = rustls_native_certs::load_native_certs();
         let (added, _) = roots.add_parsable_certificates(found.certs);
         if added == 0 {
@@ -120,7 +132,12 @@ pub(crate) fn tls(setting: &str, is_needed: bool) -> anyhow::Result<ClientConfig
             );
         }
     }
-    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+    let builder = ClientConfig::builder().with_root_certificates(roots);
+    let Some(identity) = access.identity.clone() else { return Ok(builder.with_no_client_auth()) };
+    let mut config = builder.with_client_cert_resolver(identity);
+    // A session that is resumed would be one of the certificate that was shown when it began.
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 impl LeaseLost {
@@ -251,7 +268,7 @@ mod tests {
     async fn a_tls_handshake_that_is_never_answered_ends_connecting_in_time() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let uri = format!("https://{}/", listener.local_addr().unwrap()).parse().unwrap();
-        let config = tls("DOWNSTREAM_APP_URL", false).unwrap();
+        let config = tls("DOWNSTREAM_APP_URL", false, &BackendAccess::default()).unwrap();
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         let https = HttpsConnectorBuilder::new().with_tls_config(config).https_only();

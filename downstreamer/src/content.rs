@@ -69,13 +69,13 @@ impl Content for PackBytes {
         let shop = text(view.shop());
         let topic = text(view.topic().as_deref());
         let app = text(view.value(APP_HEADER.as_str()));
-        let delivery_id = text(view.shopify("webhook-id"));
+        let webhook_id = text(view.shopify("webhook-id"));
         pause.filter.matches(WebhookFacts {
             id: WebhookId { cell: pause.cell, entry: position.entry(), index: position.index },
             shop: &shop,
             topic: &topic,
             app: &app,
-            delivery_id: &delivery_id,
+            webhook_id: &webhook_id,
             resource: || Resource::of(&view, view.body).to_string(),
         })
     }

@@ -16,11 +16,13 @@ use hyper::body::Incoming;
 use spillway_consumer::LeaderHandle;
 use spillway_delivery::Dispatch;
 use spillway_queue::leader::boottime;
+use spillway_trace::TRACEPARENT;
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::Record;
 use tokio::time::Instant;
 
+use crate::access::BackendHeaders;
 use crate::backend::Backend;
 use crate::body::LeasedBody;
 use crate::connect::{ClientOptions, LeaseCheck, LeaseLost, LeasedClient, tls};
@@ -28,6 +30,7 @@ use crate::content::PackBytes;
 use crate::judge::{AttemptOutcome, parse_scope};
 use crate::payload::{Payload, PayloadFetcher, PayloadResult};
 use crate::settings::DownstreamerSettings;
+use crate::trace::AttemptTrace;
 
 /// Response header of a 429 or 503 that limits a pause to one resource, one shop or all.
 const PAUSE: HeaderName = HeaderName::from_static("spillway-pause");
@@ -43,6 +46,8 @@ pub(crate) struct DeliveryClient {
     timeout: Duration,
     client: LeasedClient<LeasedBody>,
     payloads: PayloadFetcher,
+    /// `BACKEND_HEADERS_FILE`.
+    headers: Option<Arc<BackendHeaders>>,
     lease: LeaseCheck,
     /// Leadership of this instance, while it leads.
     leader: Arc<ArcSwapOption<LeaderHandle>>,
@@ -57,6 +62,8 @@ pub(crate) struct DeliveryJob {
     pub record: Record,
     /// Id of the webhook.
     pub webhook: WebhookId,
+    /// Spans of the attempt, if they are recorded.
+    pub trace: Option<Box<AttemptTrace>>,
 }
 
 /// Result of an attempt.
@@ -109,7 +116,7 @@ impl DeliveryClient {
             Backend::Discard => (false, None),
         };
         let options = ClientOptions {
-            tls: tls("DOWNSTREAM_APP_URL", has_tls)?,
+            tls: tls("DOWNSTREAM_APP_URL", has_tls, &settings.access)?,
             server_name,
             takes_http2: takes_http2(&backend),
             timeout,
@@ -122,7 +129,8 @@ impl DeliveryClient {
         };
         let client = options.client(lease.clone());
         let payloads = PayloadFetcher::new(settings.payloads.as_ref(), timeout, lease.clone())?;
-        Ok(Self { backend, timeout, client, payloads, lease, leader })
+        let headers = settings.access.headers.clone();
+        Ok(Self { backend, timeout, client, payloads, headers, lease, leader })
     }
 
     /// Sets the leadership under which deliveries are made from now on.
@@ -225,6 +233,12 @@ impl DeliveryClient {
         // connection is HTTP/1.1 after all, the client adds the URL's host.
         let host = (!takes_http2(&self.backend)).then_some(host.as_str());
         *request.headers_mut() = headers(record, job, host);
+        if let Some(trace) = &job.trace {
+            request.headers_mut().insert(TRACEPARENT, trace.traceparent());
+        }
+        if let Some(ours) = &self.headers {
+            ours.set(request.headers_mut());
+        }
         if payload.is_some() {
             request.headers_mut().insert("spillway-payload", HeaderValue::from_static("fetched"));
         }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use spillway_consumer::leader_election::{self, ElectionConfig, End, Leadership};
 use spillway_delivery::{DedupWindow, LaneLoaded, Loaded};
+use spillway_process::Background;
 use spillway_process::Readiness;
-use spillway_process::supervisor::Watchdog;
 use spillway_queue::consumers::{HTTP, StartAt};
 use spillway_queue::controls::{self, OperatorControls, ScanCursor};
 use spillway_queue::lane::{KeyScheme, LaneRow};
@@ -31,8 +31,8 @@ pub(crate) struct DownstreamerInstance {
     pub sender: Arc<DeliveryClient>,
     /// Readiness that `/readyz` shows.
     pub readiness: Readiness,
-    /// Lets the worker answer to the supervisor.
-    pub watchdog: Watchdog,
+    /// Tasks of the process. It asks the worker for answers.
+    pub background: Background,
 }
 
 /// Leads whenever it can, until `shutdown`.
@@ -75,7 +75,7 @@ async fn lead(
             leader,
             start,
         );
-        worker.run(shutdown, &instance.watchdog.watch("the consumer")).await
+        worker.run(shutdown, &instance.background.watch("the consumer")).await
     });
     Ok(end.await)
 }

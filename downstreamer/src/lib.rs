@@ -4,8 +4,9 @@
 //! `leadership` loads what Redis holds and starts a `worker`, which carries out the decisions of the
 //! delivery core (`spillway_delivery`): `intake` → `classify` → core → `deliver` (`payload`, `connect`) →
 //! `judge` → core → `translate`. Also: `reader` (packs and chunks that the core asks for), `controls` (set by an
-//! operator) and `status`.
+//! operator), `status` and `trace` (spans of deliveries).
 
+mod access;
 mod backend;
 mod body;
 mod classify;
@@ -23,6 +24,7 @@ mod reader;
 mod settings;
 mod shares;
 mod status;
+mod trace;
 mod translate;
 mod worker;
 
@@ -33,12 +35,13 @@ use std::sync::Arc;
 
 use spillway_consumer::watch::{self, WatchTarget};
 use spillway_process::Background;
-use spillway_process::admin;
+use spillway_process::admin::AdminEndpoint;
 use spillway_process::error::chain;
 use spillway_process::start::Unavailable;
-use spillway_process::supervisor::{self, Watchdog};
+use spillway_process::{reload, supervisor};
 use spillway_queue::consumers::HTTP;
 use spillway_queue::health;
+use spillway_trace::TraceExport;
 use tokio_util::sync::CancellationToken;
 
 use crate::deliver::DeliveryClient;
@@ -55,10 +58,15 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let metrics = Arc::new(DownstreamerMetrics::new());
-    let background = Background::default();
-    let (readiness, after_all) =
-        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
+    let mut metrics = DownstreamerMetrics::new();
+    let traces =
+        TraceExport::start(settings.common.trace.as_ref(), "downstreamer", &metrics.registry)?;
+    metrics.tracer = traces.tracer();
+    let metrics = Arc::new(metrics);
+    let background = Background::start()?;
+    let endpoint =
+        AdminEndpoint::of_consumer(settings.admin_listen, &settings.common, &metrics.registry);
+    let (readiness, after_all) = endpoint.start(&background).await?;
     if settings.common.exit_if_unavailable {
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
@@ -70,15 +78,23 @@ pub async fn run(
         dead_keep: settings.dead_keep,
     };
     background.spawn("health check of redis", watch::run(watched, after_all.clone()));
+    let states = [settings.common.states(), settings.access.states()].concat();
+    let reloading = reload::start(states, &metrics.registry)?;
+    background.spawn("reading the files again", reloading);
+    if let Some(identity) = &settings.access.identity {
+        identity.register(&metrics.registry);
+    }
     let sender = Arc::new(DeliveryClient::new(&settings)?);
     tracing::info!(
-        backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
+        backend = ?settings.backend, version = spillway_process::version(), "delivering"
     );
     supervisor::ready();
     readiness.stops_with(&shutdown);
-    let watchdog = Watchdog::start();
-    let instance = DownstreamerInstance { settings, metrics, sender, readiness, watchdog };
-    let ended = background.supervise(&shutdown, leadership::run(&instance, &shutdown)).await;
+    let leading = background.watch("the election");
+    let instance = DownstreamerInstance { settings, metrics, sender, readiness, background };
+    let leading = leading.attend(leadership::run(&instance, &shutdown));
+    let ended = instance.background.supervise(&shutdown, leading).await;
     after_all.cancel();
+    traces.finish().await;
     Ok(ended?)
 }

@@ -11,6 +11,7 @@ use spillway_consumer::gauges::{
 use spillway_delivery::{Counts, Status};
 use spillway_process::metrics::registry;
 use spillway_queue::consumers::HTTP;
+use spillway_trace::Tracer;
 
 use crate::payload::PayloadResult;
 
@@ -19,10 +20,12 @@ const RESULTS: [&str; 5] = ["delivered", "failed", "refused", "dead", "timeout"]
 pub(crate) const DEAD_REASONS: [&str; 5] =
     ["status", "retries_exhausted", "expired", "refused", "unsendable"];
 
-/// All metrics of a downstreamer.
+/// All metrics of a downstreamer, and its tracer.
 pub(crate) struct DownstreamerMetrics {
     /// Registry of all these metrics.
     pub registry: Registry,
+    /// Tracer of webhooks, if traces are recorded.
+    pub tracer: Option<Tracer>,
     /// Gauges of leadership and of the queue in Redis.
     pub queue: Arc<QueueGauges>,
     /// 1 while nothing is sent: the backend is down, refuses everything or asked for a pause, or an
@@ -146,7 +149,7 @@ impl LaneMetrics {
 impl DownstreamerMetrics {
     /// Registers all metrics.
     pub(crate) fn new() -> Self {
-        let registry = registry("downstreamer", env!("CARGO_PKG_VERSION"));
+        let registry = registry("downstreamer");
         let attempts = counters(
             &registry,
             "spillway_delivery_attempts_total",
@@ -155,6 +158,7 @@ impl DownstreamerMetrics {
         );
         RESULTS.iter().for_each(|result| attempts.with_label_values(&[result]).inc_by(0));
         Self {
+            tracer: None,
             queue: Arc::new(QueueGauges::new(&registry, HTTP)),
             paused: gauge(
                 &registry,

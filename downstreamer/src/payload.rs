@@ -23,6 +23,7 @@ use spillway_webhook::{Stub, WebhookId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use crate::access::BackendAccess;
 use crate::body::LeasedBody;
 use crate::connect::{ClientOptions, LeaseCheck, LeaseLost, LeasedClient, tls};
 use crate::payload::turns::FetchTurns;
@@ -160,7 +161,7 @@ impl PayloadFetcher {
         let logged_at = Mutex::default();
         let Some(settings) = settings else { return Ok(Self { fetching: None, logged_at }) };
         let options = ClientOptions {
-            tls: tls("PAYLOAD_HOSTS", settings.has_tls())?,
+            tls: tls("PAYLOAD_HOSTS", settings.has_tls(), &BackendAccess::default())?,
             server_name: None,
             takes_http2: false,
             timeout,

@@ -12,6 +12,7 @@ use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
 use spillway_delivery::{Backoff, Config, ShopBounds, Tuning};
 use spillway_limiter::Bounds;
 
+use crate::access::{AccessArgs, BackendAccess};
 use crate::backend::Backend;
 use crate::payload::{PayloadHost, PayloadSettings};
 
@@ -23,7 +24,7 @@ const SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
 /// Delivers queued webhooks to a backend over HTTP, in order per resource, and retries until each is
 /// delivered or a dead letter. Every setting is a flag and an environment variable.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = spillway_process::version(), max_term_width = 100)]
 pub struct DownstreamerArgs {
     #[command(flatten)]
     common: ProcessArgs,
@@ -36,6 +37,9 @@ pub struct DownstreamerArgs {
     /// Host header and TLS server name; default: the URL's
     #[arg(long, env = "DOWNSTREAM_HOST")]
     downstream_host: Option<String>,
+
+    #[command(flatten)]
+    access: AccessArgs,
 
     /// Address of /livez, /readyz and /metrics
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9812")]
@@ -157,6 +161,8 @@ pub struct DownstreamerSettings {
     pub common: ProcessSettings,
     /// Backend that webhooks are delivered to.
     pub backend: Backend,
+    /// Access to the backend.
+    pub access: BackendAccess,
     /// Address of the admin endpoint.
     pub admin_listen: SocketAddr,
     /// Unit that is kept in order.
@@ -246,11 +252,13 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
         if backoff.longest < backoff.first {
             checker.mistake("RETRY_LONGEST", "must not be shorter than RETRY_FIRST");
         }
-        let backend = self.backend(checker);
+        let url = self.downstream_app_url.as_deref();
+        let backend = Backend::check(url, self.downstream_host.as_deref(), checker);
         let dedup = self.dedup(checker, &backend);
         DownstreamerSettings {
             common: self.common.check(checker),
             backend,
+            access: self.access.check(checker),
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
             order_by: checker.choice("ORDER_BY", &self.order_by, &choices),
             delivery_timeout,
@@ -407,23 +415,6 @@ impl DownstreamerArgs {
         let bytes = checker.size("PAYLOAD_MAX", &self.payload_max, 1024..=1024 * MIB);
         let bytes_max = usize::try_from(bytes).expect("BUG: the range ends below 2^31");
         is_on.then_some(PayloadSettings { hosts, bytes_max })
-    }
-
-    fn backend(&self, checker: &mut Checker) -> Backend {
-        let Some(url) = self.downstream_app_url.as_deref().map(str::trim) else {
-            checker.mistake("DOWNSTREAM_APP_URL", "is required, such as http://127.0.0.1:3000");
-            return Backend::Discard;
-        };
-        if url == "discard:" {
-            return Backend::Discard;
-        }
-        match Backend::http(url, self.downstream_host.as_deref()) {
-            Ok(backend) => backend,
-            Err(problem) => {
-                checker.mistake("DOWNSTREAM_APP_URL", problem);
-                Backend::Discard
-            }
-        }
     }
 }
 

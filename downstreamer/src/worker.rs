@@ -7,8 +7,8 @@ use std::time::Duration;
 use spillway_consumer::settle::{self, Settled};
 use spillway_consumer::{End, LeaderHandle};
 use spillway_delivery::{
-    AttemptEnd, AttemptId, Controls, Core, Counts, DedupWindow, Effect, Event, Loaded, Now,
-    PackKey, Verdict,
+    AttemptEnd, AttemptId, Controls, Core, Counts, DedupWindow, Dispatch, Effect, Event, Loaded,
+    Now, PackKey, Verdict,
 };
 use spillway_process::clock::wall_clock_ms;
 use spillway_process::error::chain;
@@ -36,6 +36,7 @@ use crate::reader::{ChunkRange, PackReader, Read, ReadRequest};
 use crate::settings::DownstreamerSettings;
 use crate::shares;
 use crate::status;
+use crate::trace::{self, AttemptTrace};
 use crate::translate::Translator;
 
 /// Time between updates of metrics and status from the core.
@@ -243,7 +244,7 @@ impl Worker {
         let mut again = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Send(dispatch) => self.send(DeliveryJob::new(*dispatch, self.leader.cell)),
+                Effect::Send(dispatch) => self.send(self.job(*dispatch)),
                 Effect::Cancel(id) => {
                     if let Some(running) = self.channels.running.remove(&id) {
                         running.abort();
@@ -258,6 +259,9 @@ impl Worker {
                 }
                 Effect::ReadRest { lane, entry } => self.read(ReadRequest::Rest(lane, entry)),
                 Effect::Settle(settlement) => {
+                    if let Some(tracer) = &self.metrics.tracer {
+                        trace::given_up(tracer, &settlement.dead, self.leader.cell);
+                    }
                     let from_ms = self.core.remembers_from_ms();
                     let Some(settlement) = self.translator.translate(*settlement, from_ms) else {
                         return Some(End::Stale);
@@ -281,6 +285,16 @@ impl Worker {
             self.read(ReadRequest::ChunksAgain(together.to_vec()));
         }
         None
+    }
+
+    fn job(&self, dispatch: Dispatch<PackBytes>) -> DeliveryJob {
+        let record = dispatch.content.0.record(dispatch.record_index);
+        let position = dispatch.position;
+        let cell = self.leader.cell;
+        let webhook = WebhookId { cell, entry: position.entry(), index: position.index };
+        let tracer = self.metrics.tracer.as_ref();
+        let trace = AttemptTrace::begin(tracer, &record, webhook, dispatch.attempt);
+        DeliveryJob { dispatch, record, webhook, trace }
     }
 
     fn send(&mut self, job: DeliveryJob) {
@@ -317,7 +331,7 @@ impl Worker {
         &mut self,
         delivery: Result<EndedDelivery, JoinError>,
     ) -> Result<Option<Event<PackBytes>>, End> {
-        let EndedDelivery { job, outcome, answer, took, fetching, payload } = match delivery {
+        let EndedDelivery { mut job, outcome, answer, took, fetching, payload } = match delivery {
             Ok(delivery) => delivery,
             Err(error) if error.is_cancelled() => return Ok(None),
             Err(_) => return Err(gone("a delivery")),
@@ -327,6 +341,9 @@ impl Worker {
             return Ok(None);
         }
         let judged = judge::judge(&outcome, &self.settings);
+        if let Some(trace) = job.trace.take() {
+            trace.end(&outcome, judged);
+        }
         if outcome != AttemptOutcome::Unfetched {
             self.metrics.attempted(result_label(&outcome, judged), took - fetching);
         }
@@ -412,15 +429,6 @@ fn together(ranges: Vec<ChunkRange>) -> Vec<Vec<ChunkRange>> {
         }
     }
     all
-}
-
-impl DeliveryJob {
-    fn new(dispatch: spillway_delivery::Dispatch<PackBytes>, cell: u32) -> Self {
-        let record = dispatch.content.0.record(dispatch.record_index);
-        let position = dispatch.position;
-        let webhook = WebhookId { cell, entry: position.entry(), index: position.index };
-        Self { dispatch, record, webhook }
-    }
 }
 
 /// Logs that a task around the core ended early. The leader begins again with the state in Redis.

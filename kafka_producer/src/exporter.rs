@@ -210,7 +210,11 @@ impl Exporter {
         };
         loop {
             let mut open = Open::at(session.committed, self.learned.bytes_max);
-            match self.transact(&mut session, &mut open) {
+            let transacted = self.transact(&mut session, &mut open);
+            if transacted.is_err() {
+                open.end_spans(self.metrics.tracer.as_ref(), Some("aborted"));
+            }
+            match transacted {
                 Ok(()) => {}
                 Err(Stop::Redo) => {
                     if let Err(stop) = self.redo(&mut session, open) {

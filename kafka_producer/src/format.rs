@@ -9,6 +9,7 @@ mod envelope;
 use std::fmt::Write;
 
 use rdkafka::message::{Header, OwnedHeaders};
+use spillway_trace::{TRACEPARENT, TRACESTATE};
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::{millis, rfc3339};
 use spillway_webhook::pack::View;
@@ -66,8 +67,13 @@ impl Encoder {
         }
     }
 
-    /// Encodes one webhook.
-    pub(crate) fn encode<'a>(&'a mut self, webhook: &View<'a>, id: WebhookId) -> Encoded<'a> {
+    /// Encodes one webhook. `traceparent` is that of its record, if its trace is recorded.
+    pub(crate) fn encode<'a>(
+        &'a mut self,
+        webhook: &View<'a>,
+        id: WebhookId,
+        traceparent: Option<&str>,
+    ) -> Encoded<'a> {
         let needs_resource = self.by == Key::Resource || self.format == Format::CloudEvents;
         let resource = needs_resource.then(|| Resource::of(webhook, webhook.body));
         key::write(self.by, webhook, resource.as_ref(), &mut self.key);
@@ -76,7 +82,7 @@ impl Encoder {
         write!(self.text, "{id}").ok();
         let received_at = self.received_at.text(webhook.received_at_ms);
         let (headers, value) = match self.format {
-            Format::Raw => (raw_headers(webhook), webhook.body),
+            Format::Raw => (raw_headers(webhook, traceparent), webhook.body),
             Format::Envelope => {
                 envelope::write(webhook, &mut self.value);
                 (OwnedHeaders::new_with_capacity(OWN_HEADERS), &self.value[..])
@@ -89,6 +95,10 @@ impl Encoder {
         let app = webhook.value(APP_HEADER.as_str()).filter(|_| self.format != Format::Raw);
         let headers = match app {
             Some(app) => headers.insert(Header { key: APP_HEADER.as_str(), value: Some(app) }),
+            None => headers,
+        };
+        let headers = match traceparent.filter(|_| self.format != Format::Raw) {
+            Some(traceparent) => trace_headers(headers, webhook, traceparent),
             None => headers,
         };
         Encoded {
@@ -111,15 +121,25 @@ impl Received {
     }
 }
 
-/// All headers of the request, with names in lower case and values byte for byte.
-fn raw_headers(webhook: &View<'_>) -> OwnedHeaders {
+/// All headers of the request, with names in lower case and values byte for byte, except that
+/// `traceparent` takes the place of its own.
+fn raw_headers(webhook: &View<'_>, traceparent: Option<&str>) -> OwnedHeaders {
     let mut headers = OwnedHeaders::new_with_capacity(webhook.header_count() + OWN_HEADERS);
     for (name, value) in webhook.headers() {
         // The name of a header is always ASCII.
         let key = std::str::from_utf8(name).unwrap_or_default();
-        headers = headers.insert(Header { key, value: Some(value) });
+        let own = traceparent.filter(|_| key == TRACEPARENT).map(str::as_bytes);
+        headers = headers.insert(Header { key, value: Some(own.unwrap_or(value)) });
     }
     headers
+}
+
+fn trace_headers(headers: OwnedHeaders, webhook: &View<'_>, traceparent: &str) -> OwnedHeaders {
+    let headers = headers.insert(Header { key: TRACEPARENT, value: Some(traceparent) });
+    match webhook.value(TRACESTATE) {
+        Some(state) => headers.insert(Header { key: TRACESTATE, value: Some(state) }),
+        None => headers,
+    }
 }
 
 fn own_headers(headers: OwnedHeaders, target: &[u8], received_at: &str, id: &str) -> OwnedHeaders {
@@ -139,7 +159,7 @@ fn timestamp_ms(webhook: &View<'_>) -> i64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use bytes::Bytes;
     use http::{HeaderMap, HeaderName, HeaderValue};
     use rdkafka::message::Headers as _;
@@ -150,7 +170,7 @@ mod tests {
 
     pub(super) const NOON: u64 = 1_767_268_800_000;
 
-    pub(super) fn pack(target: &str, headers: &[(&str, &[u8])], body: &[u8]) -> Pack {
+    pub(crate) fn pack(target: &str, headers: &[(&str, &[u8])], body: &[u8]) -> Pack {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
@@ -166,7 +186,7 @@ mod tests {
         Pack::decode(Packer::new().pack(&records)).unwrap()
     }
 
-    pub(super) fn id() -> WebhookId {
+    pub(crate) fn id() -> WebhookId {
         WebhookId { cell: 0xab, entry: StreamId { ms: NOON, seq: 1 }, index: 2 }
     }
 
@@ -180,6 +200,29 @@ mod tests {
     }
 
     #[test]
+    fn each_format_names_its_trace_once() {
+        let sent: [(&str, &[u8]); 3] = [
+            ("traceparent", b"stored"),
+            ("tracestate", b"vendor=1"),
+            ("x-shopify-topic", b"products/update"),
+        ];
+        let pack = pack("/hooks", &sent, b"{}");
+        let view = pack.view(0);
+        for format in [Format::Raw, Format::Envelope, Format::CloudEvents] {
+            let values = |own| {
+                let mut encoder = Encoder::new(format, Key::Shop);
+                let headers = headers_of(&encoder.encode(&view, id(), own));
+                let found = headers.into_iter().filter(|(name, _)| name.starts_with("trace"));
+                found.map(|(_, value)| String::from_utf8_lossy(&value).into_owned()).collect()
+            };
+            let found: Vec<String> = values(Some("own"));
+            assert_eq!(found, ["own", "vendor=1"], "{format:?}");
+            let stored: &[&str] = if format == Format::Raw { &["stored", "vendor=1"] } else { &[] };
+            assert_eq!(values(None), stored, "{format:?}");
+        }
+    }
+
+    #[test]
     fn each_format_names_the_app_once() {
         let sent: [(&str, &[u8]); 2] =
             [("x-shopify-topic", b"products/update"), ("spillway-app", b"one")];
@@ -187,7 +230,7 @@ mod tests {
         let view = pack.view(0);
         for format in [Format::Raw, Format::Envelope, Format::CloudEvents] {
             let mut encoder = Encoder::new(format, Key::Shop);
-            let encoded = encoder.encode(&view, id());
+            let encoded = encoder.encode(&view, id(), None);
             let all = headers_of(&encoded);
             let named: Vec<_> = all.iter().filter(|(name, _)| name == "spillway-app").collect();
             assert_eq!(named.len(), 1, "{format:?}");
@@ -206,7 +249,7 @@ mod tests {
         let pack = pack("/hooks?a=1", &sent, b"{\"id\":7,\0\xff");
         let mut encoder = Encoder::new(Format::Raw, Key::Resource);
         let view = pack.view(0);
-        let encoded = encoder.encode(&view, id());
+        let encoded = encoder.encode(&view, id(), None);
         assert_eq!(encoded.value, b"{\"id\":7,\0\xff");
         let mut expected: Vec<_> =
             sent.iter().map(|(n, v)| ((*n).to_owned(), v.to_vec())).collect();
@@ -233,7 +276,7 @@ mod tests {
             let pack = pack("/", &sent, sample["body"].to_string().as_bytes());
             let mut encoder = Encoder::new(Format::CloudEvents, Key::Resource);
             let view = pack.view(0);
-            let encoded = encoder.encode(&view, id());
+            let encoded = encoder.encode(&view, id(), None);
             assert_eq!(encoded.key, format!("a.myshopify.com/{}", text("resource")));
             let headers = headers_of(&encoded);
             let header = |name: &str| {
@@ -253,7 +296,7 @@ mod tests {
             let pack = pack("/", &header, b"{}");
             let mut encoder = Encoder::new(Format::Raw, Key::Shop);
             let view = pack.view(0);
-            assert_eq!(encoder.encode(&view, id()).timestamp_ms, expected.cast_signed());
+            assert_eq!(encoder.encode(&view, id(), None).timestamp_ms, expected.cast_signed());
         };
         check("2026-01-01T11:59:59.123456789Z", NOON - 877);
         check("2026-01-01T14:00:00+02:00", NOON);

@@ -3,7 +3,7 @@
 //! Start reading at `exporter` (the path of a pack): `intake` → `format` with `key` →
 //! `open` (a transaction) → `link` (all calls to Kafka) → settled. Also: `position` and
 //! `resume` (the cursor, and the position to continue from), `fault` (reaction to an error),
-//! `calls` (calls into librdkafka that do not return), `reports` (its reports), `settings`,
+//! `calls` (calls into librdkafka that do not return), `reports` (its reports), `trace` (spans), `settings`,
 //! `properties` and `options`.
 
 mod calls;
@@ -24,17 +24,19 @@ mod properties;
 mod reports;
 mod resume;
 mod settings;
+mod trace;
 
 use std::sync::Arc;
 
 use spillway_consumer::watch::{self, WatchTarget};
 use spillway_process::Background;
-use spillway_process::admin;
+use spillway_process::admin::AdminEndpoint;
 use spillway_process::error::chain;
 use spillway_process::start::Unavailable;
-use spillway_process::supervisor::{self, Watchdog};
+use spillway_process::{reload, supervisor};
 use spillway_queue::consumers::KAFKA;
 use spillway_queue::health;
+use spillway_trace::TraceExport;
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::Calls;
@@ -51,10 +53,15 @@ use crate::settings::ProducerSettings;
 /// then, and if a background task ends before `shutdown`.
 pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let metrics = Arc::new(ProducerMetrics::new());
-    let background = Background::default();
-    let (readiness, after_all) =
-        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
+    let mut metrics = ProducerMetrics::new();
+    let traces =
+        TraceExport::start(settings.common.trace.as_ref(), "kafka_producer", &metrics.registry)?;
+    metrics.tracer = traces.tracer();
+    let metrics = Arc::new(metrics);
+    let background = Background::start()?;
+    let endpoint =
+        AdminEndpoint::of_consumer(settings.admin_listen, &settings.common, &metrics.registry);
+    let (readiness, after_all) = endpoint.start(&background).await?;
     if settings.common.exit_if_unavailable {
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
@@ -67,20 +74,23 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
         dead_keep: settings.dead_keep,
     };
     background.spawn("health check of redis", watch::run(watched, after_all.clone()));
+    let reloading = reload::start(settings.common.states(), &metrics.registry)?;
+    background.spawn("reading the files again", reloading);
     tracing::info!(
         kafka = settings.servers,
         topic = settings.topic,
-        version = env!("CARGO_PKG_VERSION"),
+        version = spillway_process::version(),
         "producing"
     );
     supervisor::ready();
-    // Only the runtime is watched, which confirms leadership. The producing thread waits for Kafka
-    // for as long as Kafka takes.
-    Watchdog::start();
+    // The producing thread is not watched: it waits for Kafka for as long as Kafka takes.
+    let leading = background.watch("the election");
     readiness.stops_with(&shutdown);
     let instance = ProducerInstance::new(settings, metrics, readiness);
-    let ended = background.supervise(&shutdown, leadership::run(&instance, &shutdown)).await;
+    let leading = leading.attend(leadership::run(&instance, &shutdown));
+    let ended = background.supervise(&shutdown, leading).await;
     after_all.cancel();
+    traces.finish().await;
     Ok(ended??)
 }
 

@@ -9,16 +9,19 @@ use spillway_consumer::gauges::{
 };
 use spillway_process::metrics::registry;
 use spillway_queue::consumers::KAFKA;
+use spillway_trace::Tracer;
 
 /// Reasons for which a webhook is given up.
 pub(crate) const DEAD_REASONS: [&str; 2] = ["too_large", "refused"];
 const OUTCOMES: [&str; 2] = ["committed", "aborted"];
 const GAPS: [&str; 3] = ["ahead", "behind", "freed"];
 
-/// All metrics of a Kafka producer.
+/// All metrics of a Kafka producer, and its tracer.
 pub(crate) struct ProducerMetrics {
     /// Registry of all these metrics.
     pub registry: Registry,
+    /// Tracer of webhooks, if traces are recorded.
+    pub tracer: Option<Tracer>,
     /// Gauges of leadership and of the queue in Redis.
     pub queue: Arc<QueueGauges>,
     /// Records that were committed.
@@ -40,7 +43,7 @@ pub(crate) struct ProducerMetrics {
 impl ProducerMetrics {
     /// Registers all metrics.
     pub(crate) fn new() -> Self {
-        let registry = registry("kafka_producer", env!("CARGO_PKG_VERSION"));
+        let registry = registry("kafka_producer");
         let transactions = counters(
             &registry,
             "spillway_transactions_total",
@@ -56,6 +59,7 @@ impl ProducerMetrics {
         );
         GAPS.iter().for_each(|kind| gaps.with_label_values(&[kind]).inc_by(0));
         Self {
+            tracer: None,
             queue: Arc::new(QueueGauges::new(&registry, KAFKA)),
             pauses: pauses(&registry),
             produced: counter(

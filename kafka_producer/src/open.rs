@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_queue::settle::Settlement;
+use spillway_trace::Tracer;
 use spillway_webhook::pack::Pack;
 use spillway_webhook::{StreamId, WebhookId};
 
 use crate::position::CellPosition;
+use crate::trace::TransactionSpans;
 
 /// Age at which a transaction is committed while little waits. Ten commits a second cost the broker
 /// little, and a reader sees the records soon.
@@ -55,6 +57,8 @@ pub(crate) struct Open {
     pub received_at_ms: Vec<u64>,
     /// The only record, if the transaction is for one suspect record.
     pub alone: Option<Alone>,
+    /// Spans of the records whose traces are recorded.
+    pub spans: TransactionSpans,
     bytes: usize,
     bytes_max: usize,
     first_at: Option<Instant>,
@@ -71,6 +75,7 @@ impl Open {
             has_begun: false,
             received_at_ms: Vec::new(),
             alone: None,
+            spans: TransactionSpans::default(),
             bytes: 0,
             bytes_max,
             first_at: None,
@@ -86,6 +91,12 @@ impl Open {
     /// Bytes of the records.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Ends the spans of the records, as the transaction ends.
+    pub(crate) fn end_spans(&mut self, tracer: Option<&Tracer>, error: Option<&'static str>) {
+        let records = self.records();
+        self.spans.end(tracer, records, error);
     }
 
     /// Adds a record of so many bytes that was handed to librdkafka.

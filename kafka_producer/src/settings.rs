@@ -23,7 +23,7 @@ const TRANSACTION_TIMEOUT_MIN_MS: u64 = 10_000;
 /// Writes queued webhooks into a Kafka topic, each exactly once for a read_committed consumer, in
 /// order per key. Every setting is a flag and an environment variable.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = spillway_process::version(), max_term_width = 100)]
 pub struct ProducerArgs {
     #[command(flatten)]
     common: ProcessArgs,

@@ -3,12 +3,13 @@
 #
 # The binaries write their man pages and completions (--generate); ops/debian/man adds the sections that
 # are not about flags. DEB_VERSION overrides the version of Cargo.toml, DEB_OUT the directory
-# target/debian. The script installs cargo-deb at a pinned version into the build directory if it is
-# missing.
+# target/debian. PREBUILT=1 takes the binaries of target/release as they are. The script installs cargo-deb
+# at a pinned version into the build directory if it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-readonly CARGO_DEB=3.8.0
+# shellcheck source=ops/versions.sh
+. ops/versions.sh
 TARGET=${CARGO_TARGET_DIR:-target}
 
 case "${1:-}" in
@@ -24,7 +25,9 @@ tool=$TARGET/tools/bin/cargo-deb
 [ "$("$tool" --version 2>/dev/null)" = "cargo-deb $CARGO_DEB" ] ||
   cargo install --locked --root "$TARGET/tools" --version "$CARGO_DEB" cargo-deb
 
-cargo build --release --locked "${binaries[@]/#/--package=}"
+# The commit that `--version` names.
+export SPILLWAY_REVISION=${SPILLWAY_REVISION:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
+[ -n "${PREBUILT:-}" ] || cargo build --release --locked "${binaries[@]/#/--package=}"
 for binary in "${binaries[@]}"; do
   pages=$TARGET/release/pages/$binary
   rm -rf "$pages"

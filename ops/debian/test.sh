@@ -85,11 +85,14 @@ boot() {
   systemd-nspawn -q --register=no --keep-unit --private-network -D "$root" --boot \
     systemd.unified_cgroup_hierarchy=0 >"$root.log" 2>&1 </dev/null &
   nspawn=$!
-  until_true "the container starts" 60 pgrep -P "$nspawn"
-  leader=$(pgrep -P "$nspawn" | head -1)
-  until_true "it is booted" 120 is_booted
+  until_true "the container is booted" 180 is_booted
 }
-is_booted() { inside systemctl is-system-running | grep -Eq 'running|degraded'; }
+is_booted() {
+  # Looked up each time: the first child of nspawn only starts the container, and ends.
+  leader=$(pgrep -P "$nspawn") || return 1
+  # It fails for `degraded`.
+  case $(inside systemctl is-system-running || true) in running | degraded) ;; *) return 1 ;; esac
+}
 
 # Installs both packages in the given version.
 install() {

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus::Registry;
 use tokio::net::TcpListener;
@@ -13,6 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::background::Background;
 use crate::metrics::encode;
+use crate::metrics_token::MetricsToken;
+use crate::process_args::ProcessSettings;
+
+/// Last line of a consumer's `/readyz`.
+const NO_GATE: &str = "a consumer takes no requests: use /livez as its probe, and never /readyz";
 
 /// Readiness of this process, and the reason if it is not ready.
 #[derive(Debug, Clone)]
@@ -73,6 +80,16 @@ impl Readiness {
         }
     }
 
+    /// Returns the answer of `/readyz` in one line, for an operator who cannot reach this address.
+    pub fn summary(&self) -> String {
+        match &*self.lock() {
+            Condition::Ready => "ready".to_owned(),
+            Condition::ReadyBut(note) => format!("ready; {note}"),
+            Condition::NotReady(reason) => reason.clone(),
+            Condition::Stopping => "stopping".to_owned(),
+        }
+    }
+
     /// Returns the remark of a ready process, if there is one.
     fn note(&self) -> Option<String> {
         match &*self.lock() {
@@ -95,51 +112,113 @@ impl Readiness {
     }
 }
 
-/// Starts serving at `address`. This happens before Redis is asked, so that /readyz can name what
-/// the process waits for. Serves as one of the tasks of `background`, until the token is cancelled.
-///
-/// # Errors
-/// When the address is in use or does not belong to this machine.
-pub async fn start(
+/// Admin endpoint of a process, before it is started.
+pub struct AdminEndpoint<'a> {
     address: SocketAddr,
-    registry: &Registry,
-    background: &Background,
-) -> anyhow::Result<(Readiness, CancellationToken)> {
-    let listener = TcpListener::bind(address).await.map_err(|error| {
-        anyhow::anyhow!("ADMIN_LISTEN: cannot listen on {address}: {error}; set another address")
-    })?;
-    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
-    let after_all = CancellationToken::new();
-    let serving = serve(listener, registry.clone(), readiness.clone(), after_all.clone());
-    background.spawn("the admin endpoint", serving);
-    Ok((readiness, after_all))
+    registry: &'a Registry,
+    metrics_token: Option<Arc<MetricsToken>>,
+    /// True if requests may depend on `/readyz`.
+    gates_traffic: bool,
 }
 
-async fn serve(
-    listener: TcpListener,
-    registry: Registry,
+/// State that the pages of the endpoint show.
+#[derive(Clone)]
+struct AdminPages {
     readiness: Readiness,
-    stop: CancellationToken,
-) {
+    background: Background,
+    registry: Registry,
+    metrics_token: Option<Arc<MetricsToken>>,
+    gates_traffic: bool,
+}
+
+impl<'a> AdminEndpoint<'a> {
+    /// Endpoint of a process that takes requests.
+    pub fn new(address: SocketAddr, settings: &ProcessSettings, registry: &'a Registry) -> Self {
+        let metrics_token = settings.metrics_token.clone();
+        Self { address, registry, metrics_token, gates_traffic: true }
+    }
+
+    /// Endpoint of a consumer, which takes no requests.
+    pub fn of_consumer(
+        address: SocketAddr,
+        settings: &ProcessSettings,
+        registry: &'a Registry,
+    ) -> Self {
+        Self { gates_traffic: false, ..Self::new(address, settings, registry) }
+    }
+
+    /// Starts serving. This happens before Redis is asked, so that /readyz can name what the process
+    /// waits for. Serves as one of the tasks of `background`, until the token is cancelled.
+    ///
+    /// # Errors
+    /// When the address is in use or does not belong to this machine.
+    pub async fn start(
+        self,
+        background: &Background,
+    ) -> anyhow::Result<(Readiness, CancellationToken)> {
+        let address = self.address;
+        let listener = TcpListener::bind(address).await.map_err(|error| {
+            anyhow::anyhow!(
+                "ADMIN_LISTEN: cannot listen on {address}: {error}; set another address"
+            )
+        })?;
+        let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
+        let after_all = CancellationToken::new();
+        let pages = AdminPages {
+            readiness: readiness.clone(),
+            background: background.clone(),
+            registry: self.registry.clone(),
+            metrics_token: self.metrics_token,
+            gates_traffic: self.gates_traffic,
+        };
+        background.spawn("the admin endpoint", serve(listener, pages, after_all.clone()));
+        Ok((readiness, after_all))
+    }
+}
+
+async fn serve(listener: TcpListener, pages: AdminPages, stop: CancellationToken) {
     let router = Router::new()
-        .route("/livez", get(|| async { "alive\n" }))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .with_state(readiness)
-        .route("/metrics", get(move || async move { encode(&registry) }));
+        .route("/metrics", get(metrics))
+        .with_state(pages);
     let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
     if let Err(error) = served {
         tracing::error!(%error, "the admin endpoint stopped");
     }
 }
 
-async fn readyz(State(readiness): State<Readiness>) -> (StatusCode, String) {
-    match readiness.reason() {
+/// 503 if a part of the process is stuck: a restart is all that helps.
+async fn livez(State(pages): State<AdminPages>) -> (StatusCode, String) {
+    let stuck = pages.background.stuck();
+    if stuck.is_empty() {
+        return (StatusCode::OK, "alive\n".to_owned());
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("stuck: {}\n", stuck.join(", ")))
+}
+
+async fn readyz(State(pages): State<AdminPages>) -> (StatusCode, String) {
+    let (status, mut text) = match pages.readiness.reason() {
         None => {
-            let note = readiness.note().map(|note| format!("{note}\n")).unwrap_or_default();
+            let note = pages.readiness.note().map(|note| format!("{note}\n")).unwrap_or_default();
             (StatusCode::OK, format!("ready\n{note}"))
         }
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    };
+    if !pages.gates_traffic {
+        text.push_str(NO_GATE);
+        text.push('\n');
     }
+    (status, text)
+}
+
+/// 401 without one of the tokens of `METRICS_TOKEN_FILE`, if that is set.
+async fn metrics(State(pages): State<AdminPages>, headers: HeaderMap) -> Response {
+    if pages.metrics_token.is_some_and(|token| !token.admits(&headers)) {
+        let text = "METRICS_TOKEN_FILE asks for a bearer token\n";
+        return (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], text).into_response();
+    }
+    encode(&pages.registry).into_response()
 }
 
 #[cfg(test)]
@@ -157,6 +236,7 @@ mod tests {
         assert!(readiness.ready_but("c"));
         assert!(!readiness.ready_but("c"));
         assert_eq!((readiness.reason(), readiness.note()), (None, Some("c".to_owned())));
+        assert_eq!(readiness.summary(), "ready; c");
         readiness.stopping();
         assert!(!readiness.ready());
         assert!(!readiness.not_ready("c"));

@@ -1,13 +1,17 @@
 //! Tasks and threads that run as long as their process. The end of one ends the process, so that
-//! its supervisor starts it again.
+//! its supervisor starts it again. Each task is watched: one that blocks its thread is stuck.
 //!
 //! Without this, a task that ends unnoticed leaves a process that is alive and does only part of
 //! its work.
 
+use std::borrow::Cow;
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use crate::supervisor::{Pulse, Watchdog};
 
 /// A task or thread returned or panicked before the process was told to stop.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -16,7 +20,10 @@ pub struct TaskEnded(&'static str);
 
 /// Set of the tasks and threads that must not end before the process is asked to stop.
 #[derive(Debug, Clone, Default)]
-pub struct Background(Arc<FirstEnd>);
+pub struct Background {
+    first_end: Arc<FirstEnd>,
+    watchdog: Watchdog,
+}
 
 /// Guard that reports the end of the task or thread that owns it, in whatever way it ends.
 #[derive(Debug)]
@@ -33,21 +40,40 @@ struct FirstEnd {
 }
 
 impl Background {
+    /// Creates an empty set, and starts to ask its tasks for answers.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn start() -> io::Result<Self> {
+        Ok(Self { first_end: Arc::default(), watchdog: Watchdog::start()? })
+    }
+
+    /// Watches one more task or thread, which is not part of the set.
+    pub fn watch(&self, name: impl Into<Cow<'static, str>>) -> Pulse {
+        self.watchdog.watch(name)
+    }
+
+    /// Names the tasks that are stuck.
+    pub(crate) fn stuck(&self) -> Vec<String> {
+        self.watchdog.stuck()
+    }
+
     /// Spawns a task that must not end before the process.
     pub fn spawn<F>(&self, name: &'static str, work: F) -> JoinHandle<()>
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let guard = self.guard(name);
+        let pulse = self.watchdog.watch(name);
         tokio::spawn(async move {
             let _guard = guard;
-            work.await;
+            pulse.attend(work).await;
         })
     }
 
     /// Creates a guard for a thread or task that is spawned elsewhere. Move the guard into it.
     pub fn guard(&self, name: &'static str) -> EndGuard {
-        EndGuard { name, first_end: self.0.clone() }
+        EndGuard { name, first_end: self.first_end.clone() }
     }
 
     /// Runs `work` to its end. If one of the tasks ends before that, cancels `shutdown` and gives
@@ -76,8 +102,8 @@ impl Background {
 
     /// Waits until one of the tasks has ended.
     pub async fn ended(&self) -> TaskEnded {
-        self.0.has_happened.cancelled().await;
-        TaskEnded(self.0.name.get().copied().unwrap_or_default())
+        self.first_end.has_happened.cancelled().await;
+        TaskEnded(self.first_end.name.get().copied().unwrap_or_default())
     }
 }
 

@@ -14,7 +14,8 @@ pub fn chain(error: &dyn Error) -> String {
     without_credentials(&told)
 }
 
-fn without_credentials(text: &str) -> String {
+/// Removes user and password from every URL in `text`.
+pub(crate) fn without_credentials(text: &str) -> String {
     let mut parts = text.split("://");
     let mut told = parts.next().unwrap_or_default().to_owned();
     for part in parts {

@@ -23,6 +23,9 @@ pub use endpoint::{ListenEndpoint, SocketAccess};
 /// takes itself for connected. 1024, tokio's default, was not enough for 10,000 at once.
 const BACKLOG: u32 = 4096;
 
+/// `FileDescriptorName=` of a socket for TLS.
+const TLS_NAME: &str = "https";
+
 /// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
@@ -39,6 +42,8 @@ pub enum Listener {
     Tcp(TcpListener),
     /// A unix socket.
     Unix(UnixListener),
+    /// TCP, for TLS.
+    Tls(TcpListener),
 }
 
 impl FromStr for Address {
@@ -60,13 +65,31 @@ impl FromStr for Address {
 }
 
 impl Listener {
-    /// Takes every socket that systemd passed. Binds `endpoint` if it passed none.
+    /// Takes every socket that systemd passed. Binds `endpoint` if it passed none, and `tls` if it
+    /// passed none with the name `https`.
     ///
     /// # Errors
-    /// When the endpoint cannot be bound. The text names the setting to change.
-    pub async fn all(endpoint: &ListenEndpoint) -> anyhow::Result<Vec<Self>> {
-        let passed = from_systemd()?;
-        if passed.is_empty() { Ok(vec![Self::bind(endpoint)?]) } else { Ok(passed) }
+    /// When an address cannot be bound. The text names the setting to change.
+    pub async fn all(
+        endpoint: &ListenEndpoint,
+        tls: Option<SocketAddr>,
+    ) -> anyhow::Result<Vec<Self>> {
+        let mut listeners = from_systemd()?;
+        let has_tls = listeners.iter().any(|listener| matches!(listener, Self::Tls(_)));
+        if has_tls && tls.is_none() {
+            let problem = "is not set, and systemd passed a socket with the name https";
+            return Err(Misconfigured(format!("LISTEN_TLS: {problem}")).into());
+        }
+        if listeners.is_empty() {
+            listeners.push(Self::bind(endpoint)?);
+        }
+        if let Some(address) = tls.filter(|_| !has_tls) {
+            let listener = listen(address).map_err(|error| {
+                anyhow::anyhow!("LISTEN_TLS: cannot listen on {address}: {error}")
+            })?;
+            listeners.push(Self::Tls(listener));
+        }
+        Ok(listeners)
     }
 
     fn bind(endpoint: &ListenEndpoint) -> anyhow::Result<Self> {
@@ -92,10 +115,15 @@ impl Listener {
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(listener) => match listener.local_addr() {
-                Ok(address) => address.fmt(f),
-                Err(_) => f.write_str("a TCP socket without an address"),
-            },
+            Self::Tcp(listener) | Self::Tls(listener) => {
+                if matches!(self, Self::Tls(_)) {
+                    f.write_str("https://")?;
+                }
+                match listener.local_addr() {
+                    Ok(address) => address.fmt(f),
+                    Err(_) => f.write_str("a TCP socket without an address"),
+                }
+            }
             Self::Unix(listener) => {
                 let address = listener.local_addr().ok();
                 match address.as_ref().and_then(|address| address.as_pathname()) {
@@ -142,14 +170,19 @@ fn set_access(path: &Path, access: SocketAccess) -> io::Result<()> {
 }
 
 fn from_systemd() -> anyhow::Result<Vec<Listener>> {
+    // Source: sd_listen_fds_with_names(3).
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let names: Vec<_> = names.split(':').collect();
     let mut passed = ListenFd::from_env();
-    (0..passed.len()).map(|place| take(&mut passed, place)).collect()
+    let is_tls = |place: usize| names.get(place) == Some(&TLS_NAME);
+    (0..passed.len()).map(|place| take(&mut passed, place, is_tls(place))).collect()
 }
 
-fn take(passed: &mut ListenFd, place: usize) -> anyhow::Result<Listener> {
+fn take(passed: &mut ListenFd, place: usize, is_tls: bool) -> anyhow::Result<Listener> {
     if let Ok(Some(listener)) = passed.take_tcp_listener(place) {
         listener.set_nonblocking(true)?;
-        return Ok(Listener::Tcp(TcpListener::from_std(listener)?));
+        let listener = TcpListener::from_std(listener)?;
+        return Ok(if is_tls { Listener::Tls(listener) } else { Listener::Tcp(listener) });
     }
     if let Ok(Some(listener)) = passed.take_unix_listener(place) {
         listener.set_nonblocking(true)?;
@@ -195,7 +228,7 @@ mod tests {
     }
 
     async fn bound(address: Address, access: SocketAccess) -> anyhow::Result<Listener> {
-        let mut listeners = Listener::all(&ListenEndpoint { address, access }).await?;
+        let mut listeners = Listener::all(&ListenEndpoint { address, access }, None).await?;
         assert_eq!(listeners.len(), 1);
         Ok(listeners.remove(0))
     }
@@ -227,7 +260,7 @@ mod tests {
         if let Some(file) = std::env::var_os(NAMES) {
             let address = Address::Unix("/nonexistent/socket".into());
             let endpoint = ListenEndpoint { address, access: SocketAccess::default() };
-            let taken = Listener::all(&endpoint).await.unwrap();
+            let taken = Listener::all(&endpoint, None).await.unwrap();
             let names: Vec<_> = taken.iter().map(Listener::to_string).collect();
             return std::fs::write(file, names.join(", ")).unwrap();
         }

@@ -3,15 +3,18 @@
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntGauge, Opts, Registry, TextEncoder};
 
+use crate::version::{PACKAGE, REVISION};
+
 /// Creates a registry with `spillway_build_info` and `process_*`.
 ///
 /// # Panics
 /// Only if one of our metrics is registered twice, which is a bug.
-pub fn registry(component: &str, version: &str) -> Registry {
+pub fn registry(component: &str) -> Registry {
     let registry = Registry::new();
     let info = Opts::new("spillway_build_info", "Version of this process; always 1.")
         .const_label("component", component)
-        .const_label("version", version);
+        .const_label("version", PACKAGE)
+        .const_label("revision", REVISION);
     let info = IntGauge::with_opts(info).expect("BUG: a constant name is valid");
     info.set(1);
     register(&registry, &info);

@@ -57,13 +57,12 @@ impl Checker {
         *range.start()
     }
 
-    /// Parses a size with its unit, such as `16MiB`; `0` needs none.
+    /// Parses a size with its unit, such as `16MiB`; `0` needs none. A unit that some programs read
+    /// as 1000 and others as 1024 is a mistake.
     pub fn size(&mut self, key: &str, text: &str, range: RangeInclusive<u64>) -> u64 {
-        let last = text.trim().chars().last();
-        let has_unit = text.trim() == "0" || last.is_some_and(|last| last.is_ascii_alphabetic());
-        match text.trim().parse::<bytesize::ByteSize>() {
-            Ok(size) if has_unit && range.contains(&size.as_u64()) => return size.as_u64(),
-            Ok(_) if has_unit => self.mistake(
+        match parse_size(text.trim()) {
+            Ok(size) if range.contains(&size) => return size,
+            Ok(_) => self.mistake(
                 key,
                 format_args!(
                     "{text} is outside {} to {}",
@@ -71,10 +70,7 @@ impl Checker {
                     bytesize::ByteSize(*range.end())
                 ),
             ),
-            _ => self.mistake(
-                key,
-                format_args!("{text:?} is not a size with a unit, such as 16MiB or 64KiB"),
-            ),
+            Err(problem) => self.mistake(key, problem),
         }
         *range.start()
     }
@@ -171,6 +167,30 @@ impl Checker {
     }
 }
 
+/// Reads a size with its unit, in powers of 1024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let no_size = || format!("{text:?} is not a size with a unit, such as 16MiB or 64KiB");
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text[number.len()..].to_ascii_lowercase();
+    let number = number.trim_end();
+    if number.parse::<f64>().is_err() {
+        return Err(no_size());
+    }
+    match unit.as_str() {
+        "b" | "kib" | "mib" | "gib" | "tib" => {}
+        "" if number == "0" => {}
+        "k" | "kb" | "m" | "mb" | "g" | "gb" | "t" | "tb" => {
+            let letter = unit[..1].to_ascii_uppercase();
+            return Err(format!(
+                "{text:?} is ambiguous, because programs read this unit as a power of 1000 or of 1024; \
+                 write {number}{letter}iB"
+            ));
+        }
+        _ => return Err(no_size()),
+    }
+    text.parse::<bytesize::ByteSize>().map(|size| size.as_u64()).map_err(|_| no_size())
+}
+
 /// Reads a file of secrets, one per line; empty lines are skipped.
 ///
 /// # Errors
@@ -224,11 +244,40 @@ mod tests {
         assert_eq!(checker.duration("A", "72h", hours..=100 * hours), 72 * hours);
         assert_eq!(checker.duration("A", "0", Duration::ZERO..=hours), Duration::ZERO);
         assert_eq!(checker.size("B", "16MiB", 0..=1 << 30), 16 << 20);
+        assert_eq!(checker.size("B", "0", 0..=1 << 30), 0);
         assert_eq!(checker.number("C", " 7 ", 1..=9u32), 7);
         assert!(checker.flag("D", "true"));
         let secrets = checker.secrets("E", Some("new, old,"), None, true);
         assert_eq!(secrets.iter().map(|s| s.as_str()).collect::<Vec<_>>(), ["new", "old"]);
         assert_eq!(checker.finish(1), Ok(1));
+    }
+
+    #[test]
+    fn a_size_has_one_meaning() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512B", 512),
+            ("64KiB", 64 << 10),
+            ("16mib", 16 << 20),
+            ("1.5 GiB", 3 << 29),
+            ("2TiB", 2 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for (text, right) in [
+            ("16m", "16MiB"),
+            ("16MB", "16MiB"),
+            ("1gb", "1GiB"),
+            ("2 G", "2GiB"),
+            ("64kB", "64KiB"),
+            ("1TB", "1TiB"),
+        ] {
+            let problem = parse_size(text).unwrap_err();
+            assert!(problem.ends_with(&format!("write {right}")), "{problem}");
+        }
+        for text in ["", "16", "MiB", "-1MiB", "16Mi", "16 apples", "1,5GiB", "infB"] {
+            assert!(parse_size(text).unwrap_err().contains("is not a size"), "{text}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::process_args::ProcessArgs;
 use crate::settings::{Checker, Mistakes};
-use crate::{exit, generate, shutdown, telemetry};
+use crate::{exit, generate, show_settings, shutdown, telemetry};
 
 /// Settings as given on the command line and in the environment.
 pub trait ServerArgs: Parser {
@@ -47,10 +47,14 @@ where
     if let Some(code) = generate::on_demand(W::command(), generate::ADMINISTRATION) {
         return code;
     }
+    let inherited = show_settings::inherited();
     let written = match parse::<W>() {
         Ok(written) => written,
         Err(code) => return code,
     };
+    if written.common().show_settings {
+        return show_settings::print(W::command(), &inherited);
+    }
     let checked = match check(&written) {
         Ok(checked) => checked,
         Err(mistakes) => {

@@ -112,6 +112,7 @@ pub async fn forget(
         .key(keys.consumers())
         .key(keys.shares())
         .key(own.leader())
+        .key(own.instance())
         .key(own.done())
         .key(own.replays())
         .key(own.dead())

@@ -58,7 +58,7 @@ pub struct WebhookFacts<'a, R: FnOnce() -> String> {
     /// App, where a receiver serves several; else empty.
     pub app: &'a str,
     /// Shopify's webhook id.
-    pub delivery_id: &'a str,
+    pub webhook_id: &'a str,
     /// Returns the resource, such as `product/12`.
     pub resource: R,
 }
@@ -126,7 +126,7 @@ impl Filter {
             && self
                 .webhook_id
                 .as_deref()
-                .is_none_or(|id| id == asked.delivery_id || id.parse() == Ok(asked.id))
+                .is_none_or(|id| id == asked.webhook_id || id.parse() == Ok(asked.id))
             && self.resource.as_deref().is_none_or(|wanted| wanted == (asked.resource)())
     }
 }
@@ -371,7 +371,7 @@ mod tests {
         let id = "a1b2c3d4-0000000005000-0000000000-00000".parse().unwrap();
         let resource = || resource.to_owned();
         let (shop, topic, app) = ("a.example", "orders/create", "one");
-        WebhookFacts { id, shop, topic, app, delivery_id: "d-1", resource }
+        WebhookFacts { id, shop, topic, app, webhook_id: "d-1", resource }
     }
 
     fn check(expected: bool, set: impl FnOnce(&mut Filter)) {

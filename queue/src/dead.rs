@@ -44,7 +44,7 @@ pub struct DeadLetter {
     /// Resource of the webhook, such as `product/12`.
     pub resource: String,
     /// Shopify's id of the webhook.
-    pub delivery_id: String,
+    pub webhook_id: String,
     /// Reason for giving up.
     pub reason: String,
     /// Status of the last answer; 0 if there was none.
@@ -261,7 +261,7 @@ fn dead_letter(id: &str, fields: &Fields) -> Result<DeadLetter, QueueError> {
         shop: field_text(fields, "shop"),
         topic: field_text(fields, "topic"),
         resource: field_text(fields, "res"),
-        delivery_id: field_text(fields, "wid"),
+        webhook_id: field_text(fields, "wid"),
         reason: field_text(fields, "reason"),
         status: field_text(fields, "status").parse().unwrap_or(0),
         attempts: field_text(fields, "attempts").parse().unwrap_or(0),

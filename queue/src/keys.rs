@@ -96,6 +96,11 @@ impl ConsumerKeys {
         self.named("leader")
     }
 
+    /// Hash of the leader's process, for an operator: `token`, `host`, `pid`, `state`.
+    pub fn instance(&self) -> String {
+        self.named("instance")
+    }
+
     /// Hash: stream id → bits of the settled webhooks in a pack that is not yet completely settled.
     pub fn done(&self) -> String {
         self.named("done")

@@ -44,6 +44,8 @@ pub struct Candidacy {
     redis: Redis,
     consumer: String,
     token: String,
+    /// Name of this machine or container.
+    host: String,
     script: Script,
 }
 
@@ -66,8 +68,9 @@ impl Candidacy {
     /// Creates a candidacy with a random token.
     pub fn new(redis: Redis, consumer: &str) -> Self {
         let token = format!("{:016x}", rand::rng().random::<u64>());
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let script = Script::new(include_str!("lua/leader.lua"));
-        Self { redis, consumer: consumer.to_owned(), token, script }
+        Self { redis, consumer: consumer.to_owned(), token, host, script }
     }
 
     /// Token that settlements carry.
@@ -96,15 +99,19 @@ impl Candidacy {
         connection: &mut Connection,
         seen: &str,
     ) -> Result<Confirmed, QueueError> {
-        self.call(connection, "take", seen).await
+        self.call(connection, "take", seen, "starting").await
     }
 
-    /// Confirms the lease.
+    /// Confirms the lease. `state` tells an operator how the instance is.
     ///
     /// # Errors
     /// [`QueueError::Fenced`] when it was lost.
-    pub async fn bump(&self, connection: &mut Connection) -> Result<Confirmed, QueueError> {
-        self.call(connection, "bump", "").await
+    pub async fn bump(
+        &self,
+        connection: &mut Connection,
+        state: &str,
+    ) -> Result<Confirmed, QueueError> {
+        self.call(connection, "bump", "", state).await
     }
 
     /// Releases the lease, so that a standby need not wait.
@@ -112,7 +119,7 @@ impl Candidacy {
     /// # Errors
     /// [`QueueError::Fenced`] when it was lost before.
     pub async fn release(&self, connection: &mut Connection) -> Result<(), QueueError> {
-        self.call(connection, "release", "").await.map(|_| ())
+        self.call(connection, "release", "", "").await.map(|_| ())
     }
 
     async fn call(
@@ -120,6 +127,7 @@ impl Candidacy {
         connection: &mut Connection,
         verb: &str,
         seen: &str,
+        state: &str,
     ) -> Result<Confirmed, QueueError> {
         let keys = &self.redis.keys;
         let own = keys.of(&self.consumer);
@@ -129,10 +137,14 @@ impl Candidacy {
                 .key(keys.consumers())
                 .key(own.dead_bytes())
                 .key(own.controls())
+                .key(own.instance())
                 .arg(verb)
                 .arg(&self.token)
                 .arg(&self.consumer)
                 .arg(seen)
+                .arg(&self.host)
+                .arg(std::process::id())
+                .arg(state)
                 .invoke_async(connection)
                 .await?;
         if granted != 1 {

@@ -1,6 +1,7 @@
 //! Status of the queue for operators, read in one round trip that moves no pack.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::Duration;
 
 use redis::{Script, Value};
@@ -10,6 +11,9 @@ use spillway_webhook::StreamId;
 use crate::connect::{Connection, Redis};
 use crate::controls::{self, Pause};
 use crate::error::QueueError;
+
+/// Longer than a running leader is ever silent.
+const SILENT_SECONDS: f64 = 10.0;
 
 /// Status of the queue and its consumers.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -50,8 +54,8 @@ pub struct ConsumerStatus {
     pub settled: u64,
     /// Age of the oldest webhook that waits; `None` if none does.
     pub oldest_age_seconds: Option<f64>,
-    /// Token of the leader; `None` if there is none.
-    pub leader: Option<String>,
+    /// Leader; `None` if there is none.
+    pub leader: Option<LeaderStatus>,
     /// When a leader was last seen.
     #[serde(flatten)]
     pub last_seen: LastSeen,
@@ -70,6 +74,27 @@ pub struct ConsumerStatus {
     /// empty if no shop takes much.
     #[serde(skip)]
     pub shares: String,
+}
+
+/// Leader of a consumer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LeaderStatus {
+    /// Token of its lease.
+    pub token: String,
+    /// Process that has it; `None` if its version does not write that.
+    #[serde(flatten)]
+    pub instance: Option<LeaderInstance>,
+}
+
+/// Process of a leader.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LeaderInstance {
+    /// Name of its machine or container.
+    pub host: String,
+    /// Process id there.
+    pub pid: u32,
+    /// Answer of its `/readyz` in one line. While it runs, it is at most a bump old.
+    pub state: String,
 }
 
 /// When a consumer last had a leader.
@@ -107,8 +132,10 @@ type ConsumerRow = (
     String,
     u64,
     String,
-    (HashMap<String, String>, String),
+    (HashMap<String, String>, String, InstanceRow),
 );
+/// Token, host, process id and state of a leader.
+type InstanceRow = (Option<String>, Option<String>, Option<String>, Option<String>);
 
 /// Reads the status.
 ///
@@ -149,7 +176,7 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<CellStat
 
 fn consumer(row: ConsumerRow, appended: u64, now_ms: u64) -> ConsumerStatus {
     let (name, cursor, oldest, through, open, leader, seen, parked, aside, dead, bytes, last) = row;
-    let (controls, shares) = last;
+    let (controls, shares, instance) = last;
     let settled = number(&through) + number(&open);
     let main = oldest.parse::<StreamId>().ok().map(|id| id.ms);
     let set_aside = Some(number(&aside)).filter(|ms| *ms > 0);
@@ -161,7 +188,7 @@ fn consumer(row: ConsumerRow, appended: u64, now_ms: u64) -> ConsumerStatus {
         waiting: appended.saturating_sub(settled) + parked,
         settled,
         oldest_age_seconds: oldest_ms.map(|ms| age(now_ms, ms)),
-        leader: leader.split_once(':').map(|(token, _)| token.to_owned()),
+        leader: leader.split_once(':').map(|(token, _)| LeaderStatus::new(token, instance)),
         last_seen: LastSeen { ago_seconds, at_ms: seen_ms },
         parked,
         dead: DeadTotals { letters: dead, bytes: number(&bytes) },
@@ -169,6 +196,34 @@ fn consumer(row: ConsumerRow, appended: u64, now_ms: u64) -> ConsumerStatus {
         pauses: controls::pauses(&controls),
         dropped: controls.get("dropped").map_or(0, |dropped| number(dropped)),
         shares,
+    }
+}
+
+impl LeaderStatus {
+    /// An instance with another token is left from an earlier leader.
+    fn new(token: &str, (writer, host, pid, state): InstanceRow) -> Self {
+        let pid = pid.and_then(|pid| pid.parse().ok());
+        let known = host.zip(pid).zip(state);
+        let instance = known.map(|((host, pid), state)| LeaderInstance { host, pid, state });
+        let instance = instance.filter(|_| writer.as_deref() == Some(token));
+        Self { token: token.to_owned(), instance }
+    }
+}
+
+impl fmt::Display for LeaderStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.instance {
+            Some(LeaderInstance { host, pid, .. }) => write!(f, "{host}:{pid}"),
+            None => f.write_str(&self.token),
+        }
+    }
+}
+
+impl ConsumerStatus {
+    /// True if there is a leader, and it was seen lately.
+    pub fn has_live_leader(&self) -> bool {
+        let is_silent = self.last_seen.ago_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
+        self.leader.is_some() && !is_silent
     }
 }
 

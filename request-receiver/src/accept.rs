@@ -198,7 +198,10 @@ impl Acceptor {
         let Some(accepted) = self.in_hand.take() else { return };
         self.metrics.answered(Refusal::Overloaded.outcome(), Duration::ZERO);
         self.refusing.spawn(async move {
-            if let Ok(stream) = accepted.into_stream() {
+            // Before a handshake nothing can be answered, and one more costs what is short.
+            if !accepted.is_tls()
+                && let Ok(stream) = accepted.into_stream()
+            {
                 connection::refuse(stream).await;
             }
             drop(turn);
@@ -230,6 +233,11 @@ fn poll_accept(listener: &Listener, cx: &mut Context<'_>) -> Poll<io::Result<Acc
             stream.set_nodelay(true)?;
             Ok(AcceptedConnection::Tcp(stream.into_std()?))
         }),
+        Listener::Tls(listener) => listener.poll_accept(cx).map(|accepted| {
+            let (stream, _) = accepted?;
+            stream.set_nodelay(true)?;
+            Ok(AcceptedConnection::Tls(stream.into_std()?))
+        }),
         Listener::Unix(listener) => listener
             .poll_accept(cx)
             .map(|accepted| Ok(AcceptedConnection::Unix(accepted?.0.into_std()?))),
@@ -253,7 +261,8 @@ mod tests {
 
     async fn listening() -> Vec<Listener> {
         let address = Address::Tcp(([127, 0, 0, 1], 0).into());
-        Listener::all(&ListenEndpoint { address, access: SocketAccess::default() }).await.unwrap()
+        let endpoint = ListenEndpoint { address, access: SocketAccess::default() };
+        Listener::all(&endpoint, None).await.unwrap()
     }
 
     #[tokio::test]

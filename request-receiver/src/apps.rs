@@ -14,6 +14,7 @@ use http::{HeaderMap, HeaderValue, Uri};
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use serde::Deserialize;
 use spillway_process::Checker;
+use spillway_process::reload::FromFiles;
 use spillway_process::settings::read_secrets;
 use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::{Secrets, Verified, Webhook};
@@ -41,6 +42,8 @@ pub struct App {
     matches: Vec<IntCounter>,
     paths: Vec<PathPattern>,
     hosts: Vec<String>,
+    /// File of its secrets, if they are in one.
+    secret_file: Option<PathBuf>,
 }
 
 /// The apps in force, and the file from which they are read again.
@@ -134,17 +137,26 @@ impl Apps {
         let name = app.name.to_str().unwrap_or_default();
         self.requests.with_label_values(&[name, outcome]).inc();
     }
+}
 
-    /// Reads the file again. If it has a mistake, the apps stay as they were.
-    pub fn reload(&self) {
+impl FromFiles for Apps {
+    fn files(&self) -> Vec<PathBuf> {
+        let apps = self.in_force.load();
+        let secrets = apps.iter().filter_map(|app| app.secret_file.clone());
+        std::iter::once(self.settings.file.clone()).chain(secrets).collect()
+    }
+
+    fn reload(&self) -> bool {
         match self.settings.read() {
             Ok(apps) => {
                 let count = apps.len();
                 self.in_force.store(Arc::new(counted(apps, &self.requests, &self.matches)));
                 tracing::info!(count, "apps read again");
+                true
             }
             Err(problem) => {
                 tracing::error!(%problem, "APPS_FILE could not be read again; the old apps stay in force");
+                false
             }
         }
     }
@@ -343,6 +355,7 @@ impl WrittenApp {
             matches: Vec::new(),
             paths,
             hosts: self.hosts,
+            secret_file: self.secret_file,
         }
     }
 

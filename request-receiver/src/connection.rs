@@ -16,6 +16,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use spillway_process::error::chain;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::metrics::ReceiverMetrics;
 use crate::phase::{Phase, PhaseTimes, RequestArrival, Swept};
@@ -24,6 +25,7 @@ use crate::reply::{NOT_HTTP, Refusal, raw_answer};
 use crate::settings::HEADER_BYTES_MAX;
 use crate::shutdown::Shutdown;
 use crate::stream::{PhasedStream, Stream};
+use crate::tls::{Handshakes, TlsEndpoint};
 
 /// Limits on reading from a sender that has not noticed a refusal yet. Closing at once would reset
 /// the connection and destroy the answer on its way.
@@ -50,6 +52,10 @@ pub struct Serving {
     pub shutdown: Shutdown,
     /// Time limits of connections.
     pub times: PhaseTimes,
+    /// HTTPS, if it is served.
+    pub tls: Option<TlsEndpoint>,
+    /// TLS handshakes under way.
+    pub handshakes: Handshakes,
 }
 
 /// Serves one connection to its end.
@@ -59,9 +65,21 @@ pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     tokio::select! {
         biased;
         // Reading shows what there is, or which error.
-        _ = stream.readable() => Box::pin(serve_http(stream, phase, serving)).await,
+        _ = stream.readable() => match stream {
+            Stream::BeforeTls(stream) => Box::pin(serve_https(stream, phase, serving)).await,
+            stream => Box::pin(serve_http(stream, phase, serving)).await,
+        },
         // The connection was idle for too long, or the process stops.
         () = phase.swept() => close(PhasedStream::new(stream, phase.clone()), &phase).await,
+    }
+}
+
+/// Shakes hands, and serves the connection if that succeeds.
+async fn serve_https(stream: TcpStream, phase: Arc<Phase>, serving: Arc<Serving>) {
+    let Some(tls) = &serving.tls else { return };
+    let shaken = tls.shake_hands(stream, &phase, &serving.handshakes).await;
+    if let Some(stream) = shaken {
+        serve_http(Stream::Tls(stream), phase, serving).await;
     }
 }
 
@@ -129,7 +147,11 @@ pub async fn refuse(stream: Stream) {
 async fn write_refusal(stream: &mut PhasedStream, refusal: Refusal) {
     if !stream.is_write_blocked() {
         let answer = raw_answer(refusal);
-        tokio::time::timeout(LINGER, stream.write_all(answer.as_bytes())).await.ok();
+        let writing = async {
+            stream.write_all(answer.as_bytes()).await?;
+            stream.flush().await
+        };
+        tokio::time::timeout(LINGER, writing).await.ok();
     }
 }
 
@@ -151,7 +173,9 @@ async fn answer(
 
 async fn close(mut stream: PhasedStream, phase: &Phase) {
     let is_answer_at_risk = phase.is_body_unread() && stream.has_written();
-    if stream.shutdown().await.is_err() || !is_answer_at_risk {
+    // The end of TLS is a record of its own. It waits for a client that does not read what is before it.
+    let ended = tokio::time::timeout(LINGER, stream.shutdown()).await;
+    if !matches!(ended, Ok(Ok(()))) || !is_answer_at_risk {
         return;
     }
     let linger = async {

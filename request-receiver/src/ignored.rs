@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
+use spillway_process::reload::FromFiles;
 use spillway_webhook::shopify::{Headers, is_barrier, is_compliance, is_topic_match};
 
 /// Domains of shops.
@@ -73,18 +74,25 @@ impl Ignored {
         let shop = std::str::from_utf8(headers.shop().unwrap_or_default());
         shop.is_ok_and(|shop| self.shops.load().contains(shop)).then_some(IgnoredBy::Shop)
     }
+}
 
-    /// Reads the file again. If it has a mistake, the shops stay as they were.
-    pub fn reload(&self) {
-        let Some(file) = &self.file else { return };
+impl FromFiles for Ignored {
+    fn files(&self) -> Vec<PathBuf> {
+        self.file.iter().cloned().collect()
+    }
+
+    fn reload(&self) -> bool {
+        let Some(file) = &self.file else { return true };
         match read_shops(file) {
             Ok(shops) => {
                 let count = shops.len();
                 self.shops.store(Arc::new(shops));
                 tracing::info!(count, "shops to ignore read again");
+                true
             }
             Err(problem) => {
                 tracing::error!(%problem, "IGNORE_SHOPS_FILE could not be read again; the old shops stay ignored");
+                false
             }
         }
     }

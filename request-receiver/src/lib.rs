@@ -32,21 +32,25 @@ pub mod spill;
 pub mod store;
 pub mod stream;
 mod sync;
+pub mod tls;
 pub mod topics;
+pub mod trace;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
+use spillway_process::admin::AdminEndpoint;
 use spillway_process::background::TaskEnded;
 use spillway_process::error::chain;
 use spillway_process::listen::Listener;
 use spillway_process::metrics::register;
+use spillway_process::reload::{self, FromFiles};
 use spillway_process::start::Unavailable;
-use spillway_process::supervisor::{self, Watchdog};
-use spillway_process::{Background, Readiness, admin};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::{JoinHandle, spawn_blocking};
+use spillway_process::supervisor;
+use spillway_process::{Background, Readiness};
+use spillway_trace::TraceExport;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -67,6 +71,8 @@ use crate::shutdown::Shutdown;
 use crate::store::Store;
 use crate::store::log::LogMetrics;
 use crate::store::watch::RedisWatch;
+use crate::tls::TlsEndpoint;
+use crate::tls::certificates::Certificates;
 use crate::topics::TopicMetrics;
 
 /// Time for which connections wait for the first look at Redis, a part of Shopify's 5 s.
@@ -83,13 +89,21 @@ const RESTORER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow::Result<()> {
     let limits = connection_limits(settings.connections_max, shard_count())?;
     let settings = Arc::new(settings);
-    let metrics = ReceiverMetrics::new(&OUTCOMES);
+    let mut metrics = ReceiverMetrics::new(&OUTCOMES);
+    let traces =
+        TraceExport::start(settings.common.trace.as_ref(), "request-receiver", &metrics.registry)?;
+    metrics.tracer = traces.tracer();
     let topics = TopicMetrics::new(&metrics.registry);
-    let background = Background::default();
+    let background = Background::start()?;
     let secrets = client_secrets(&settings, &metrics, &background)?;
-    let (readiness, after_all) =
-        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
-    let listeners = Listener::all(&settings.listen).await?;
+    let apps = apps(&settings, &secrets, &metrics)?;
+    let ignored = Arc::new(Ignored::new(settings.ignore.clone()));
+    let (tls, certificates) = tls(&settings, &metrics)?.unzip();
+    let states = states(&settings, &secrets, apps.as_ref(), &ignored, certificates);
+    background.spawn("reading the files again", reload::start(states, &metrics.registry)?);
+    let endpoint = AdminEndpoint::new(settings.admin_listen, &settings.common, &metrics.registry);
+    let (readiness, after_all) = endpoint.start(&background).await?;
+    let listeners = listeners(&settings).await?;
     let stop_restoring = CancellationToken::new();
     let (store, restoring) = open_store(&settings, &background, &stop_restoring).await?;
     let log = store.log().map(|log| (store.gate().clone(), log.clone()));
@@ -103,11 +117,6 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
         looked.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
     background.spawn("health check of redis", watch.run(after_all.clone()));
-    let ignored = Arc::new(Ignored::new(settings.ignore.clone()));
-    let apps = apps(&settings, &secrets, &metrics)?;
-    let reloading = reload_on_hangup(secrets.clone(), apps.clone(), ignored.clone())?;
-    background.spawn("reading the files again", reloading);
-
     log_start(&listeners);
     let shutdown = Shutdown::default();
     let shards = start_shards(ShardContext {
@@ -120,7 +129,7 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
         shares,
         metrics: metrics.clone(),
         topics,
-        watchdog: Watchdog::start(),
+        tls,
         shutdown: shutdown.clone(),
         background: background.clone(),
     })?;
@@ -134,6 +143,7 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
         timeout_at(stop_by + RESTORER_STOPS_WITHIN, restoring).await.ok();
     }
     after_all.cancel();
+    traces.finish().await;
     Ok(accepted?)
 }
 
@@ -161,32 +171,31 @@ fn apps(
     Ok(Some(Arc::new(apps.map_err(anyhow::Error::msg)?)))
 }
 
-/// Reads the files of secrets, apps and shops again on each SIGHUP. The handler is installed by the call,
-/// not by the first poll: a signal in between would be lost, or end the process.
-fn reload_on_hangup(
-    secrets: Arc<ClientSecrets>,
-    apps: Option<Arc<Apps>>,
-    ignored: Arc<Ignored>,
-) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
-        while hangup.recv().await.is_some() {
-            let secrets = secrets.clone();
-            let apps = apps.clone();
-            let ignored = ignored.clone();
-            // Thousands of files may be read.
-            let reload = move || {
-                secrets.reload();
-                if let Some(apps) = apps {
-                    apps.reload();
-                }
-                ignored.reload();
-            };
-            if let Err(error) = spawn_blocking(reload).await {
-                tracing::error!(%error, "the files could not be read again");
-            }
-        }
-    })
+/// State that is read again when its files change. It is watched before anything waits for Redis: a
+/// change or a SIGHUP meanwhile is noticed.
+fn states(
+    settings: &ReceiverSettings,
+    secrets: &Arc<ClientSecrets>,
+    apps: Option<&Arc<Apps>>,
+    ignored: &Arc<Ignored>,
+    certificates: Option<Arc<Certificates>>,
+) -> Vec<Arc<dyn FromFiles>> {
+    let mut states = settings.common.states();
+    states.extend([secrets.clone() as Arc<dyn FromFiles>, ignored.clone()]);
+    states.extend(apps.cloned().map(|apps| apps as Arc<dyn FromFiles>));
+    states.extend(certificates.map(|certificates| certificates as Arc<dyn FromFiles>));
+    states
+}
+
+/// Serves HTTPS, if it is set.
+fn tls(
+    settings: &ReceiverSettings,
+    metrics: &ReceiverMetrics,
+) -> anyhow::Result<Option<(TlsEndpoint, Arc<Certificates>)>> {
+    let Some(tls) = &settings.tls else { return Ok(None) };
+    let certificates = Arc::new(Certificates::new(tls.files.clone(), tls.certificates.clone()));
+    let endpoint = TlsEndpoint::new(certificates.clone(), &metrics.registry)?;
+    Ok(Some((endpoint, certificates)))
 }
 
 /// Accepts connections until `stop`, and serves what is under way for as long as `within` then.
@@ -212,10 +221,16 @@ async fn receive_until(
     (accepted, stop_by)
 }
 
+/// Takes the sockets of systemd, and binds what is missing.
+async fn listeners(settings: &ReceiverSettings) -> anyhow::Result<Vec<Listener>> {
+    let tls = settings.tls.as_ref().map(|tls| tls.listen);
+    Listener::all(&settings.listen, tls).await
+}
+
 fn log_start(listeners: &[Listener]) {
     let addresses: Vec<_> = listeners.iter().map(Listener::to_string).collect();
     let address = addresses.join(", ");
-    tracing::info!(%address, version = env!("CARGO_PKG_VERSION"), "receiving");
+    tracing::info!(%address, version = spillway_process::version(), "receiving");
 }
 
 /// Waits for the first look at Redis, for a second at most. Before it, webhooks would be refused
@@ -249,7 +264,8 @@ async fn open_store(
 fn start_shards(shared: ShardContext) -> std::io::Result<Vec<Shard>> {
     let shards = shard_count();
     let cores = cores_for(shards);
-    (0..shards).map(|shard| Shard::start(shared.clone(), cores.get(shard).copied())).collect()
+    let start = |number| Shard::start(shared.clone(), number, cores.get(number).copied());
+    (0..shards).map(start).collect()
 }
 
 fn shard_count() -> usize {

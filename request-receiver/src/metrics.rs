@@ -10,8 +10,9 @@ use prometheus::{
 use spillway_process::consumer_gauges::ConsumerGauges;
 use spillway_process::metrics::{register, registry};
 use spillway_queue::health::{self, RedisInfo};
+use spillway_trace::Tracer;
 
-/// All metrics of a receiver.
+/// All metrics of a receiver, and its tracer.
 #[derive(Clone)]
 pub struct ReceiverMetrics {
     /// Registry of all these metrics.
@@ -20,6 +21,8 @@ pub struct ReceiverMetrics {
     pub queue: ReceiverQueueGauges,
     /// Webhooks without a triggered-at header.
     pub without_time: IntCounter,
+    /// Tracer of webhooks, if traces are recorded.
+    pub tracer: Option<Tracer>,
     /// The most frequent is the first.
     outcomes: Vec<(&'static str, IntCounter, Histogram)>,
     pack_webhooks: Histogram,
@@ -42,7 +45,7 @@ pub struct ReceiverQueueGauges {
 impl ReceiverMetrics {
     /// Registers all metrics. Requests are counted by these outcomes.
     pub fn new(outcomes: &[&'static str]) -> Self {
-        let registry = registry("request-receiver", env!("CARGO_PKG_VERSION"));
+        let registry = registry("request-receiver");
         let received = vec(&registry, "spillway_received_total", "Requests answered.", "outcome");
         let durations = HistogramOpts::new(
             "spillway_request_duration_seconds",
@@ -66,6 +69,7 @@ impl ReceiverMetrics {
         Self {
             queue: ReceiverQueueGauges::new(&registry),
             without_time: add(&registry, without_time),
+            tracer: None,
             outcomes,
             pack_webhooks: add(&registry, Histogram::with_opts(packs)),
             registry,

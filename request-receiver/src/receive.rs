@@ -9,11 +9,12 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body::Body;
 use spillway_process::clock::wall_clock_ms;
-use spillway_webhook::Webhook;
+use spillway_webhook::{Verified, Webhook};
+use tokio::time::Instant;
 
 use crate::admit::{Admission, Permit};
 use crate::apps::{App, Apps, name_app};
-use crate::batch::Batches;
+use crate::batch::{Batches, Ticket};
 use crate::body;
 use crate::head::RequestHead;
 use crate::ignored::Ignored;
@@ -26,6 +27,7 @@ use crate::shared::ShardContext;
 use crate::shares::ShopShares;
 use crate::store::Store;
 use crate::topics::TopicMetrics;
+use crate::trace::RequestTrace;
 
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
@@ -124,11 +126,12 @@ impl RequestHandler {
         let body = body::read(request.body_mut(), bytes_max, timeout, &mut permit).await?;
         arrival.connection.note_body_read();
         let now_ms = wall_clock_ms();
-        let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
+        let waited = arrival.first_byte.elapsed();
+        let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(0);
         if app.is_some() || head.names_app {
             name_app(request.headers_mut(), app);
         }
-        let webhook = Webhook {
+        let mut webhook = Webhook {
             received_at_ms: now_ms.saturating_sub(waited_ms),
             target: take(request.uri_mut())
                 .into_parts()
@@ -137,26 +140,57 @@ impl RequestHandler {
             headers: take(request.headers_mut()),
             body,
         };
+        let tracer = self.metrics.tracer.as_ref();
+        let mut trace = tracer.and_then(|tracer| RequestTrace::begin(tracer, &mut webhook, waited));
         let deadline = arrival.first_byte + self.ack_timeout;
         let verified = match app {
             None => self.secrets.verify(&webhook, deadline).await?,
             Some(app) => app.verify(&webhook).await?,
         };
+        if let Some(trace) = &mut trace {
+            trace.describe(&webhook);
+        }
         let rules = app.map_or(&self.rules, |app| &app.rules);
-        let is_timed = rules.inspect(head, &webhook, now_ms)?;
+        let request = VerifiedRequest { verified, permit, now_ms, deadline };
+        let pushed = self.push(head, rules, request).await;
+        // Dropped before the wait: the headers and the body lie in the connection's read buffer.
+        drop(webhook);
+        let taken = match pushed {
+            Ok(Some(ticket)) => {
+                if let Some(trace) = &mut trace {
+                    trace.storing();
+                }
+                ticket.answer().await.map(|()| Taken::Stored)
+            }
+            Ok(None) => Ok(Taken::Ignored),
+            Err(refusal) => Err(refusal),
+        };
+        if let Some(trace) = trace {
+            trace.end(outcome_of(&taken), taken.as_ref().err().map(|refusal| refusal.outcome()));
+        }
+        taken
+    }
+
+    /// Puts a verified webhook into a batch, if the rules allow it. `None` if it is ignored.
+    async fn push(
+        &self,
+        head: &RequestHead,
+        rules: &InspectionRules,
+        request: VerifiedRequest<'_>,
+    ) -> Result<Option<Ticket>, Refusal> {
+        let VerifiedRequest { verified, permit, now_ms, deadline } = request;
+        let webhook = verified.webhook();
+        let is_timed = rules.inspect(head, webhook, now_ms)?;
         if !is_timed {
             self.metrics.without_time.inc();
         }
         let topic = self.topics.verified(head.topic, &webhook.headers);
         if let Some(by) = self.ignored.by(&webhook.headers) {
             self.topics.ignored(topic, by);
-            return Ok(Taken::Ignored);
+            return Ok(None);
         }
         self.shares.admit(&webhook.headers)?;
-        let ticket = self.batches.push(verified, topic, permit, deadline).await;
-        // Dropped before the wait: the headers and the body lie in the connection's read buffer.
-        drop(webhook);
-        ticket.answer().await.map(|()| Taken::Stored)
+        Ok(Some(self.batches.push(verified, topic, permit, deadline).await))
     }
 
     /// App that a request is for, if there are several.
@@ -176,6 +210,16 @@ impl RequestHandler {
         }
         self.admission.admit(head.bytes, head.announced_bytes)
     }
+}
+
+/// Request whose webhook is verified.
+struct VerifiedRequest<'a> {
+    verified: Verified<'a>,
+    permit: Permit,
+    /// Wall clock at the end of the body.
+    now_ms: u64,
+    /// Time by which the sender is answered.
+    deadline: Instant,
 }
 
 /// Outcome of a webhook that is answered 200.

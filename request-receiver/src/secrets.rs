@@ -15,11 +15,13 @@ pub mod source;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use prometheus::{IntCounter, IntCounterVec, Opts};
+use spillway_process::reload::FromFiles;
 use spillway_process::settings::read_secrets;
 use spillway_webhook::signature::BadSignature;
 use spillway_webhook::{Secrets, Verified, Webhook};
@@ -99,34 +101,6 @@ impl ClientSecrets {
         &self.matches
     }
 
-    /// Reads the files again. If one can't be read, all old secrets stay in force.
-    pub fn reload(&self) {
-        if let Some(source) = &self.source {
-            source.reload();
-        }
-        let has_files = self.configured.file.is_some() || self.configured.shops_directory.is_some();
-        if !has_files && self.source.is_some() {
-            return;
-        }
-        if !has_files {
-            tracing::info!("told to read the secrets again, and they came from the environment");
-            return;
-        }
-        match self.read() {
-            Ok(in_force) => {
-                let fingerprints: Vec<_> = in_force.fingerprints().to_vec();
-                let shops = in_force.shops.len();
-                // Stored before the line is logged: a sender that sees the line may sign with the
-                // new secret at once.
-                self.in_force.store(Arc::new(in_force));
-                tracing::info!(?fingerprints, shops, "secrets read again");
-            }
-            Err(problem) => {
-                tracing::error!(%problem, "the secrets could not be read again; the old ones stay in force");
-            }
-        }
-    }
-
     fn read(&self) -> Result<SecretsInForce, String> {
         let mut settings = self.configured.clone();
         if let Some(file) = &settings.file {
@@ -137,6 +111,42 @@ impl ClientSecrets {
         }
         SecretsInForce::new(&settings, &self.matches)
             .map_err(|error| format!("cannot read random numbers: {error}"))
+    }
+}
+
+impl FromFiles for ClientSecrets {
+    fn files(&self) -> Vec<PathBuf> {
+        let token = self.source.as_ref().and_then(|source| source.token_file());
+        let configured = self.configured.file.iter().chain(&self.configured.shops_directory);
+        configured.chain(token).cloned().collect()
+    }
+
+    fn reload(&self) -> bool {
+        let is_token_read = self.source.as_ref().is_none_or(|source| source.reload());
+        let has_files = self.configured.file.is_some() || self.configured.shops_directory.is_some();
+        if !has_files {
+            if self.source.is_none() {
+                tracing::info!(
+                    "told to read the secrets again, and they came from the environment"
+                );
+            }
+            return is_token_read;
+        }
+        match self.read() {
+            Ok(in_force) => {
+                let fingerprints: Vec<_> = in_force.fingerprints().to_vec();
+                let shops = in_force.shops.len();
+                // Stored before the line is logged: a sender that sees the line may sign with the
+                // new secret at once.
+                self.in_force.store(Arc::new(in_force));
+                tracing::info!(?fingerprints, shops, "secrets read again");
+                is_token_read
+            }
+            Err(problem) => {
+                tracing::error!(%problem, "the secrets could not be read again; the old ones stay in force");
+                false
+            }
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::apps::AppSettings;
 use crate::ignored::{IgnoreSettings, read_shops};
 use crate::inspect::{AGE_RANGE, BodyKinds, InspectionRules};
 use crate::secrets::settings::{SecretArgs, SecretSettings};
+use crate::tls::settings::{TlsArgs, TlsSettings};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -40,7 +41,7 @@ const _: () = assert!(
 /// Receives Shopify webhooks (POST to any path), verifies signature and time, and answers 200 once
 /// Redis has stored them. Every setting is a flag and an environment variable.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = spillway_process::version(), max_term_width = 100)]
 pub struct ReceiverArgs {
     #[command(flatten)]
     common: ProcessArgs,
@@ -60,6 +61,9 @@ pub struct ReceiverArgs {
     #[arg(long, env = "LISTEN_GROUP")]
     listen_group: Option<String>,
 
+    #[command(flatten)]
+    tls: TlsArgs,
+
     /// Address of /livez, /readyz and /metrics
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9811")]
     admin_listen: String,
@@ -68,9 +72,9 @@ pub struct ReceiverArgs {
     secrets: SecretArgs,
 
     /// TOML file with several apps, each with a name, paths or hosts, and secrets of its own; read again
-    /// on SIGHUP. What is sent to none of the apps is verified with the receiver's own secrets
-    /// (SHOPIFY_CLIENT_SECRET, SHOPIFY_CLIENT_SECRET_FILE, SHOP_SECRETS_DIR or SHOP_SECRETS_URL),
-    /// or answered 404 if none of these is set
+    /// on SIGHUP, and within 10 s of a change. What is sent to none of the apps is verified with the
+    /// receiver's own secrets (SHOPIFY_CLIENT_SECRET, SHOPIFY_CLIENT_SECRET_FILE, SHOP_SECRETS_DIR or
+    /// SHOP_SECRETS_URL), or answered 404 if none of these is set
     #[arg(long, env = "APPS_FILE")]
     apps_file: Option<PathBuf>,
 
@@ -161,7 +165,8 @@ pub struct ReceiverArgs {
     ignore_topics: String,
 
     /// File with domains of shops whose webhooks are answered 200 and not stored, one per line; read
-    /// again on SIGHUP. Compliance topics and app/uninstalled are always stored
+    /// again on SIGHUP, and within 10 s of a change. Compliance topics and app/uninstalled are always
+    /// stored
     #[arg(long, env = "IGNORE_SHOPS_FILE")]
     ignore_shops_file: Option<PathBuf>,
 
@@ -177,6 +182,8 @@ pub struct ReceiverSettings {
     pub common: ProcessSettings,
     /// Address or socket that receives webhooks.
     pub listen: ListenEndpoint,
+    /// Address and certificates of HTTPS.
+    pub tls: Option<TlsSettings>,
     /// Address of the admin endpoint.
     pub admin_listen: SocketAddr,
     /// The client secrets, and the file from which they can be read again.
@@ -243,6 +250,7 @@ impl spillway_process::ServerArgs for ReceiverArgs {
         let settings = ReceiverSettings {
             common: self.common.check(checker),
             listen: self.endpoint(checker),
+            tls: self.tls.check(checker),
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
             secrets: self.secrets.check(checker, self.apps_file.is_none()),
             apps: self.apps(rules, checker),

@@ -4,10 +4,11 @@
 //! No other thread is woken for a webhook that goes to Redis. That would cost more than all other
 //! work on the webhook except the hash and the compression.
 
+use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity, set_name};
 use tokio::sync::mpsc::error::{SendError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
@@ -22,6 +23,7 @@ use crate::receive::RequestHandler;
 use crate::shared::ShardContext;
 use crate::store::ShardStore;
 use crate::stream::AcceptedConnection;
+use crate::tls::Handshakes;
 
 /// Connections on their way to a shard. The shard takes them at once unless it is busy with a huge
 /// body.
@@ -62,17 +64,23 @@ pub struct Shard {
 struct Connections(Mutex<Vec<Weak<Phase>>>);
 
 impl Shard {
-    /// Starts a shard on a new thread, bound to `core` if that is given.
+    /// Starts the shard with this number on a new thread, bound to `core` if that is given.
     ///
     /// # Errors
     /// If no runtime can be built.
-    pub fn start(shared: ShardContext, core: Option<usize>) -> std::io::Result<Self> {
+    pub fn start(
+        shared: ShardContext,
+        number: usize,
+        core: Option<usize>,
+    ) -> std::io::Result<Self> {
         let (sender, incoming) = mpsc::channel(INCOMING_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = tokio::task::spawn_blocking(move || {
             let _guard = shared.background.guard("a shard");
             core.inspect(|core| stay_on(*core));
-            runtime.block_on(run(shared, incoming));
+            name_thread(number);
+            let pulse = shared.background.watch(format!("shard {number}"));
+            runtime.block_on(pulse.attend(run(shared, number, incoming)));
             // A name that is still being resolved must not delay the end.
             runtime.shutdown_background();
         });
@@ -117,12 +125,20 @@ fn stay_on(core: usize) {
     }
 }
 
-async fn run(shared: ShardContext, mut incoming: mpsc::Receiver<Incoming>) {
+/// Names the thread, as `top -H` and profilers show it.
+fn name_thread(number: usize) {
+    let name = CString::new(format!("shard {number}")).unwrap_or_default();
+    if let Err(error) = set_name(&name) {
+        tracing::debug!(%error, "a shard's thread has no name");
+    }
+}
+
+async fn run(shared: ShardContext, number: usize, mut incoming: mpsc::Receiver<Incoming>) {
     let shutdown = shared.shutdown.clone();
     let batches = Arc::new(Batches::new(shared.topics.clone()));
     let store = shared.store.for_shard();
     let mut batcher = tokio::spawn({
-        let pulse = shared.watchdog.watch("a shard's batcher");
+        let pulse = shared.background.watch(format!("batcher of shard {number}"));
         let store = store.clone();
         let metrics = shared.metrics.clone();
         let store = ShardStore::new(store, batches.clone(), &shared.settings, metrics, pulse);
@@ -139,6 +155,8 @@ async fn run(shared: ShardContext, mut incoming: mpsc::Receiver<Incoming>) {
             idle: shared.settings.idle_timeout,
         },
         metrics: shared.metrics.clone(),
+        tls: shared.tls.clone(),
+        handshakes: Handshakes::default(),
         handler: Arc::new(RequestHandler::new(shared, store, batches.clone())),
     });
     let connections = Arc::new(Connections::default());

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use spillway_process::Background;
-use spillway_process::supervisor::Watchdog;
 
 use crate::admit::Admission;
 use crate::apps::Apps;
@@ -14,6 +13,7 @@ use crate::settings::ReceiverSettings;
 use crate::shares::ShopShares;
 use crate::shutdown::Shutdown;
 use crate::store::Store;
+use crate::tls::TlsEndpoint;
 use crate::topics::TopicMetrics;
 
 /// State that all shards share.
@@ -37,10 +37,10 @@ pub struct ShardContext {
     pub metrics: ReceiverMetrics,
     /// Metrics by topic.
     pub topics: TopicMetrics,
-    /// Lets the batchers answer to the supervisor.
-    pub watchdog: Watchdog,
+    /// HTTPS, if it is served.
+    pub tls: Option<TlsEndpoint>,
     /// Shutdown state.
     pub shutdown: Shutdown,
-    /// Ends the process when a shard ends for whatever reason.
+    /// Ends the process when a shard ends for whatever reason. It asks the shards for answers.
     pub background: Background,
 }

@@ -4,14 +4,15 @@
 //! slow one look the same to it. Here the first byte of a request is seen as it is read.
 
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::yield_now;
+use tokio_rustls::server::TlsStream;
 
 use crate::phase::Phase;
 
@@ -27,6 +28,10 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A unix socket.
     Unix(UnixStream),
+    /// TCP, with a TLS handshake to come.
+    BeforeTls(TcpStream),
+    /// TLS over TCP, after its handshake.
+    Tls(Box<TlsStream<MeteredTcp>>),
 }
 
 impl Stream {
@@ -37,8 +42,9 @@ impl Stream {
     /// If the runtime has ended.
     pub async fn readable(&self) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => stream.readable().await,
+            Self::Tcp(stream) | Self::BeforeTls(stream) => stream.readable().await,
             Self::Unix(stream) => stream.readable().await,
+            Self::Tls(stream) => stream.get_ref().0.stream.readable().await,
         }
     }
 }
@@ -50,9 +56,16 @@ pub enum AcceptedConnection {
     Tcp(std::net::TcpStream),
     /// A unix socket.
     Unix(std::os::unix::net::UnixStream),
+    /// TCP, with a TLS handshake to come.
+    Tls(std::net::TcpStream),
 }
 
 impl AcceptedConnection {
+    /// True if a TLS handshake is to come.
+    pub fn is_tls(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+
     /// Makes it a stream of the current runtime.
     ///
     /// # Errors
@@ -60,8 +73,92 @@ impl AcceptedConnection {
     pub fn into_stream(self) -> io::Result<Stream> {
         match self {
             Self::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
+            Self::Tls(stream) => TcpStream::from_std(stream).map(Stream::BeforeTls),
             Self::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
         }
+    }
+}
+
+/// Bytes read since the others of a shard had their turn.
+#[derive(Debug, Default)]
+struct ReadTurn {
+    bytes: usize,
+}
+
+impl ReadTurn {
+    /// Pending once the turn is over, until the others have had theirs.
+    fn poll_begin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.bytes < TURN_BYTES {
+            return Poll::Ready(());
+        }
+        self.bytes = 0;
+        // Woken once all other ready tasks have run and the sockets were polled.
+        pin!(yield_now()).poll(cx)
+    }
+
+    /// Notes the outcome of a read, which may have brought bytes.
+    fn on_read(&mut self, outcome: &Poll<io::Result<()>>, bytes: usize) {
+        self.bytes = if outcome.is_pending() { 0 } else { self.bytes + bytes };
+    }
+}
+
+/// TCP below TLS. It counts what comes by the wire: records may hold nothing, and to decrypt them costs
+/// as much.
+#[derive(Debug)]
+pub struct MeteredTcp {
+    stream: TcpStream,
+    turn: ReadTurn,
+}
+
+impl MeteredTcp {
+    /// Counts what is read from `stream`.
+    pub fn new(stream: TcpStream) -> Self {
+        Self { stream, turn: ReadTurn::default() }
+    }
+}
+
+impl AsyncRead for MeteredTcp {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(self.turn.poll_begin(cx));
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        self.turn.on_read(&read, buf.filled().len() - before);
+        read
+    }
+}
+
+impl AsyncWrite for MeteredTcp {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A socket has nothing to flush.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
@@ -72,14 +169,19 @@ pub struct PhasedStream {
     phase: Arc<Phase>,
     is_write_blocked: bool,
     has_written: bool,
-    /// Bytes read since the others of its shard had their turn.
-    turn_bytes: usize,
+    turn: ReadTurn,
 }
 
 impl PhasedStream {
     /// Notes every read of `stream` in `phase`.
     pub fn new(stream: Stream, phase: Arc<Phase>) -> Self {
-        Self { stream, phase, is_write_blocked: false, has_written: false, turn_bytes: 0 }
+        Self {
+            stream,
+            phase,
+            is_write_blocked: false,
+            has_written: false,
+            turn: ReadTurn::default(),
+        }
     }
 
     /// Returns true if anything was ever written.
@@ -104,27 +206,18 @@ impl AsyncRead for PhasedStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.turn_bytes >= TURN_BYTES {
-            self.turn_bytes = 0;
-            // Woken once all other ready tasks have run and the sockets were polled.
-            if pin!(yield_now()).poll(cx).is_pending() {
-                return Poll::Pending;
-            }
-        }
+        ready!(self.turn.poll_begin(cx));
         let before = buf.filled().len();
         let read = match &mut self.stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tcp(stream) | Stream::BeforeTls(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         };
+        let bytes = buf.filled().len() - before;
+        self.turn.on_read(&read, bytes);
         match read {
-            Poll::Ready(Ok(())) if buf.filled().len() > before => {
-                self.turn_bytes += buf.filled().len() - before;
-                self.phase.bytes_arrived();
-            }
-            Poll::Pending => {
-                self.turn_bytes = 0;
-                self.phase.waits_for_bytes();
-            }
+            Poll::Ready(Ok(())) if bytes > 0 => self.phase.bytes_arrived(),
+            Poll::Pending => self.phase.waits_for_bytes(),
             Poll::Ready(_) => {}
         }
         read
@@ -138,22 +231,31 @@ impl AsyncWrite for PhasedStream {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = match &mut self.stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Tcp(stream) | Stream::BeforeTls(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
         };
         self.wrote(&written);
         written
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A socket has nothing to flush.
-        Poll::Ready(Ok(()))
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            // A socket has nothing to flush.
+            Stream::Tcp(_) | Stream::Unix(_) | Stream::BeforeTls(_) => Poll::Ready(Ok(())),
+            Stream::Tls(stream) => {
+                let flushed = Pin::new(stream).poll_flush(cx);
+                self.is_write_blocked = flushed.is_pending();
+                flushed
+            }
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tcp(stream) | Stream::BeforeTls(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

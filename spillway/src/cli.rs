@@ -7,18 +7,20 @@ use clap::{CommandFactory, Parser, Subcommand};
 use spillway_process::start::{parse_flags, read_env_file};
 use spillway_process::{exit, generate};
 
-use crate::{consumers, dead, dev, doctor, explain, pause, queue, send, status, top};
+use crate::{
+    config, consumers, dead, dev, doctor, explain, health, pause, queue, send, status, top,
+};
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
 const DEV_ENV_FILE: &str = ".env";
 
 /// Spillway's command for operators: inspect the queue, handle dead letters, try a cell.
 #[derive(Debug, Parser)]
-#[command(name = "spillway", version, max_term_width = 100)]
+#[command(name = "spillway", version = spillway_process::version(), max_term_width = 100)]
 struct Cli {
     /// Read settings from this file where flags and the environment set none: KEY=value lines, as
     /// systemd's EnvironmentFile= reads them
-    #[arg(long, global = true)]
+    #[arg(short, long, global = true)]
     env_file: Option<PathBuf>,
 
     #[command(subcommand)]
@@ -38,7 +40,7 @@ pub(crate) enum Command {
     Queue(queue::Arguments),
     /// Pause a shop, a topic, a resource, an app or a whole consumer until it is resumed (kafka: whole
     /// consumer only)
-    Pause(pause::Arguments),
+    Pause(pause::PauseArguments),
     /// End a pause
     Resume(pause::ResumeArguments),
     /// Show everything that is known about one webhook: where it waits, or its outcome
@@ -49,6 +51,10 @@ pub(crate) enum Command {
     Consumers(consumers::Arguments),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong
     Doctor(doctor::Arguments),
+    /// Ask the processes of this machine or container whether they work; for a container's HEALTHCHECK
+    Health(health::Arguments),
+    /// Show the settings of each process, and where each comes from
+    Config(config::Arguments),
     /// Start a whole cell on this machine to try it: Redis, receiver, downstreamer and a demo
     /// backend
     Dev(dev::Arguments),
@@ -59,7 +65,11 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
     if let Some(code) = generate::on_demand(Cli::command(), generate::COMMANDS) {
         return Err(code);
     }
-    let first: Cli = parse_flags()?;
+    let mut first: Cli = parse_flags()?;
+    if let Command::Config(arguments) = &mut first.command {
+        arguments.env_file = first.env_file;
+        return Ok(first.command);
+    }
     let file = match (&first.env_file, &first.command) {
         (Some(file), _) => file.clone(),
         (None, Command::Dev(_)) if Path::new(DEV_ENV_FILE).is_file() => DEV_ENV_FILE.into(),

@@ -1,10 +1,18 @@
-//! Confirmation that is required before something is dropped for good.
+//! Confirmation of commands that cannot be undone: without it, they are a dry run.
 
 use clap::Args;
 use spillway_webhook::shopify::is_compliance;
 
-use crate::failure::Failure;
 use crate::out::count;
+
+/// Flag that every command takes that cannot be undone.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Confirmation {
+    /// Do it. Without this flag, the command is a dry run: it reports what it would do, and changes
+    /// nothing
+    #[arg(short, long)]
+    pub yes: bool,
+}
 
 /// Flags that every `drop` takes.
 #[derive(Debug, Clone, Copy, Args)]
@@ -12,9 +20,8 @@ pub(crate) struct Consent {
     /// Drop all of them if no filter is given
     #[arg(long)]
     pub all: bool,
-    /// Confirm the drop; without it, only the number that would be dropped is reported
-    #[arg(long)]
-    yes: bool,
+    #[command(flatten)]
+    pub confirmation: Confirmation,
     /// Also drop those of the compliance topics, which are a legal duty
     #[arg(long)]
     force: bool,
@@ -35,15 +42,9 @@ impl Consent {
             );
         }
     }
+}
 
-    /// Requires `--yes` before `number` of `what` are dropped from `consumer`.
-    pub(crate) fn given(&self, number: u64, what: &str, consumer: &str) -> Result<(), Failure> {
-        if self.yes {
-            return Ok(());
-        }
-        let number = count(number, what);
-        Err(Failure::Usage(format!(
-            "{number} would be dropped for {consumer}, for good; add --yes"
-        )))
-    }
+/// Output of a dry run: `effect` is what the command would do, `action` what `--yes` is for.
+pub(crate) fn dry_run(effect: &str, action: &str) -> String {
+    format!("{effect}\ndry run: nothing was changed; add --yes to {action}")
 }

@@ -3,10 +3,13 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
 use spillway_queue::consumers::{StartAt, forget, register};
 use spillway_queue::status::read;
 
+use crate::consent::{Confirmation, dry_run};
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{count, line};
 use crate::place::CellArgs;
 use crate::status::consumers_text;
@@ -15,6 +18,9 @@ use crate::status::consumers_text;
 pub(crate) struct Arguments {
     #[command(flatten)]
     place: CellArgs,
+
+    #[command(flatten)]
+    output: OutputArgs,
 
     #[command(subcommand)]
     action: Option<Action>,
@@ -39,9 +45,8 @@ enum Action {
         /// Name of the consumer
         #[arg(value_parser = name)]
         name: String,
-        /// Confirm; without it, only what would be lost is reported
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
 }
 
@@ -55,26 +60,41 @@ enum CursorStart {
 
 /// Runs `spillway consumers`.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    match arguments.action.unwrap_or(Action::List) {
-        Action::List => list(&arguments.place).await?,
-        Action::Add { name, start_at } => add(&arguments.place, &name, start_at).await?,
-        Action::Forget { name, yes } => forget_one(&arguments.place, &name, yes).await?,
+    let Arguments { place, output, action } = arguments;
+    match action.unwrap_or(Action::List) {
+        Action::List => list(&place, output).await?,
+        Action::Add { name, start_at } => add(&place, &name, start_at, output).await?,
+        Action::Forget { name, confirmation } => {
+            forget_one(&place, &name, confirmation, output).await?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn list(place: &CellArgs) -> Result<(), Failure> {
+async fn list(place: &CellArgs, output: OutputArgs) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
-    Ok(line(consumers_text(&read(&redis, &mut connection).await?.consumers))?)
+    let consumers = read(&redis, &mut connection).await?.consumers;
+    if output.is_json() {
+        return Ok(consumers.iter().try_for_each(|consumer| line(json!(consumer)))?);
+    }
+    Ok(line(consumers_text(&consumers, output))?)
 }
 
-async fn add(place: &CellArgs, name: &str, start_at: CursorStart) -> Result<(), Failure> {
+async fn add(
+    place: &CellArgs,
+    name: &str,
+    start_at: CursorStart,
+    output: OutputArgs,
+) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
     let start_at = match start_at {
         CursorStart::Oldest => StartAt::Oldest,
         CursorStart::Now => StartAt::Now,
     };
     let registered = register(&redis, &mut connection, Some(name), start_at).await?;
+    if output.is_json() {
+        return Ok(line(json!({ "consumer": name, "is_new": registered.is_new }))?);
+    }
     Ok(line(if registered.is_new {
         format!("{name} is registered; entries are kept until it has settled them")
     } else {
@@ -82,7 +102,12 @@ async fn add(place: &CellArgs, name: &str, start_at: CursorStart) -> Result<(), 
     })?)
 }
 
-async fn forget_one(place: &CellArgs, name: &str, yes: bool) -> Result<(), Failure> {
+async fn forget_one(
+    place: &CellArgs,
+    name: &str,
+    confirmation: Confirmation,
+    output: OutputArgs,
+) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
     let status = read(&redis, &mut connection).await?;
     let Some(consumer) = status.consumers.iter().find(|consumer| consumer.name == name) else {
@@ -96,8 +121,16 @@ async fn forget_one(place: &CellArgs, name: &str, yes: bool) -> Result<(), Failu
         consumer.parked,
         count(consumer.dead.letters, "dead letter")
     );
-    if !yes {
-        return Err(Failure::Usage(format!("{name} would lose {loses}; add --yes to forget it")));
+    let object = json!({
+        "consumer": name, "dry_run": !confirmation.yes, "waiting": consumer.waiting,
+        "parked": consumer.parked, "dead_letters": consumer.dead.letters,
+    });
+    if !confirmation.yes && output.is_json() {
+        return Ok(line(object)?);
+    }
+    if !confirmation.yes {
+        let effect = format!("{name} would lose {loses}, for good");
+        return Ok(line(dry_run(&effect, "forget it"))?);
     }
     if let Some(seconds) = consumer.last_seen.ago_seconds.filter(|_| consumer.leader.is_some()) {
         eprintln!(
@@ -107,6 +140,9 @@ async fn forget_one(place: &CellArgs, name: &str, yes: bool) -> Result<(), Failu
         );
     }
     forget(&redis, &mut connection, name).await?;
+    if output.is_json() {
+        return Ok(line(object)?);
+    }
     Ok(line(format_args!("forgot {name}, with {loses}"))?)
 }
 

@@ -14,8 +14,8 @@ use spillway_queue::dead::DeadLetter;
 use spillway_queue::status;
 
 use crate::failure::Failure;
-use crate::place::{CellArgs, ConsumerArgs};
-use crate::walk::unknown;
+use crate::format::OutputArgs;
+use crate::place::{CellArgs, ConsumerArgs, unknown};
 use filter::{DeadFilter, WrittenFilter};
 
 #[derive(Debug, Args)]
@@ -33,17 +33,16 @@ enum Action {
     List {
         #[command(flatten)]
         filter: WrittenFilter,
-        /// Print one JSON object per line
-        #[arg(long)]
-        json: bool,
-        /// Maximum number of lines in the table
-        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+        #[command(flatten)]
+        output: OutputArgs,
+        /// Maximum number of lines in the table; JSON has no limit
+        #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
     /// Show one dead letter exactly as it was received, and why it was given up
     Show {
         /// Spillway-Id of the dead letter
-        id: String,
+        spillway_id: String,
         /// Print only the body, byte for byte
         #[arg(long)]
         body: bool,
@@ -85,10 +84,12 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
     expect_known(&cell, &consumer).await?;
     match action {
-        Action::List { filter, json, limit } => {
-            list::run(&cell, &consumer, &filter.checked()?, json, limit).await?;
+        Action::List { filter, output, limit } => {
+            list::run(&cell, &consumer, &filter.checked()?, output, limit).await?;
         }
-        Action::Show { id, body } => show::run(&cell, &consumer, &id, body).await?,
+        Action::Show { spillway_id, body } => {
+            show::run(&cell, &consumer, &spillway_id, body).await?;
+        }
         Action::Replay(replay) => take::replay(&cell, &consumer, replay).await?,
         Action::Drop(drop) => take::drop(&cell, &consumer, drop).await?,
     }

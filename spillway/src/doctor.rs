@@ -16,6 +16,7 @@ use serde_json::json;
 use spillway_queue::consumers::KAFKA;
 
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{count, line};
 use crate::place::CellArgs;
 use crate::secret::SecretArguments;
@@ -39,22 +40,21 @@ pub(crate) struct Arguments {
     #[arg(long, env = "SPILL_DIR", value_name = "DIRECTORY")]
     spill_dir: Option<PathBuf>,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Runs all checks. The exit code is 1 if there is a problem; warnings do not count.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let redis = arguments.place.redis()?;
-    let (mut findings, consumers) = queue::examine(&redis, arguments.spill_dir.as_deref()).await;
+    let spill_dir = arguments.spill_dir.as_deref();
+    let (mut findings, consumers) = queue::examine(&arguments.place, spill_dir).await?;
     let has_kafka = consumers.iter().any(|consumer| consumer.name == KAFKA);
     findings.extend(endpoints::examine(&arguments.endpoints, has_kafka).await);
     findings.extend(backend::examine(&arguments.backend, &arguments.secret).await?);
     let of = |level: Severity| findings.iter().filter(|finding| finding.level == level).count();
     let problems = of(Severity::Problem);
     let warnings = of(Severity::Warning);
-    if arguments.json {
+    if arguments.output.is_json() {
         let all: Vec<_> = findings.iter().map(finding::Finding::json).collect();
         line(json!({ "problems": problems, "warnings": warnings, "findings": all }))?;
     } else {

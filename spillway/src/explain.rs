@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
-use spillway_queue::consumers::KAFKA;
+use spillway_queue::consumers::{HTTP, KAFKA};
 use spillway_queue::controls::{Filter, Pause};
 use spillway_queue::lane::LaneRow;
 use spillway_queue::status::{self, ConsumerStatus};
@@ -22,6 +22,7 @@ use spillway_webhook::shopify::resource_kind;
 
 use crate::dead;
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{age, float, line, now_ms, printable};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
@@ -35,14 +36,13 @@ pub(crate) struct Arguments {
     /// Shopify's webhook id (X-Shopify-Webhook-Id) or a Spillway-Id
     webhook_id: String,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// One fact about the webhook.
 struct Fact {
-    id: String,
+    spillway_id: String,
     /// One of a fixed set of codes, for scripts.
     state: &'static str,
     at_ms: u64,
@@ -54,6 +54,8 @@ struct Fact {
 /// Facts that one consumer has about the webhook.
 struct ConsumerFacts {
     consumer: String,
+    /// False before the first consumer of the cell is registered.
+    is_registered: bool,
     facts: Vec<Fact>,
     /// Sentence that says what the consumer cannot know.
     gap: String,
@@ -61,15 +63,20 @@ struct ConsumerFacts {
 
 /// Prints the known facts. The exit code is 0 if there is one, else 1.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place, webhook_id, json } = arguments;
+    let Arguments { place, webhook_id, output } = arguments;
     let (redis, mut connection) = place.connect().await?;
-    let status = status::read(&redis, &mut connection).await?;
+    let mut status = status::read(&redis, &mut connection).await?;
+    if status.consumers.is_empty() {
+        // Everything waits for the downstreamer until it is started.
+        let name = HTTP.to_owned();
+        status.consumers.push(ConsumerStatus { name, ..ConsumerStatus::default() });
+    }
     let mut all = Vec::new();
     for consumer in &status.consumers {
         all.push(of_consumer(&place, consumer, &webhook_id).await?);
     }
     let is_known = all.iter().any(|known| !known.facts.is_empty());
-    if json {
+    if output.is_json() {
         line(object(&webhook_id, is_known, &all))?;
     } else {
         line(text(&webhook_id, &all))?;
@@ -113,7 +120,12 @@ async fn look(
     if name == KAFKA {
         gap = of_kafka(&waiting, wanted);
     }
-    Ok(ConsumerFacts { consumer: name.clone(), facts, gap })
+    let is_registered = waiting.is_registered;
+    if !is_registered {
+        gap = "not received: no consumer was started yet, so all that was accepted still waits"
+            .to_owned();
+    }
+    Ok(ConsumerFacts { consumer: name.clone(), is_registered, facts, gap })
 }
 
 /// Explains the gap of the Kafka producer, which keeps no history of what it settled.
@@ -137,7 +149,7 @@ async fn dead_letters(
 ) -> Result<Vec<Fact>, Failure> {
     let letters = dead::find(place, consumer, wanted).await?;
     let fact = |letter: spillway_queue::dead::DeadLetter| Fact {
-        id: letter.webhook.to_string(),
+        spillway_id: letter.webhook.to_string(),
         state: "dead",
         at_ms: letter.id.ms,
         text: format!(
@@ -225,7 +237,7 @@ fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
         false => format!("; paused: {}", paused.join(" and ")),
     };
     Fact {
-        id: met.id.to_string(),
+        spillway_id: met.id.to_string(),
         state: "waiting",
         at_ms: received_ms,
         text: format!("waits for {waited}, {place}{held}; {topic} {resource} of {shop}"),
@@ -241,14 +253,12 @@ fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
 
 fn text(wanted: &str, all: &[ConsumerFacts]) -> String {
     let mut text = printable(wanted.as_bytes());
-    if all.is_empty() {
-        text.push_str("\nno consumer is registered, so nothing waits and nothing was delivered");
-    }
-    for ConsumerFacts { consumer, facts, gap } in all {
-        text.push_str(&format!("\n\n{consumer}:"));
-        for Fact { id, at_ms, text: fact, .. } in facts {
+    for ConsumerFacts { consumer, is_registered, facts, gap } in all {
+        let state = if *is_registered { "" } else { " (not started yet)" };
+        text.push_str(&format!("\n\n{consumer}{state}:"));
+        for Fact { spillway_id, at_ms, text: fact, .. } in facts {
             let fact = printable(fact.as_bytes());
-            text.push_str(&format!("\n  {}  {id}\n    {fact}", rfc3339(*at_ms)));
+            text.push_str(&format!("\n  {}  {spillway_id}\n    {fact}", rfc3339(*at_ms)));
         }
         if facts.is_empty() || consumer == KAFKA {
             text.push_str(&format!(
@@ -263,7 +273,7 @@ fn text(wanted: &str, all: &[ConsumerFacts]) -> String {
 fn object(wanted: &str, is_known: bool, all: &[ConsumerFacts]) -> Value {
     let fact = |fact: &Fact| {
         let mut object = fact.more.clone();
-        object["id"] = fact.id.clone().into();
+        object["spillway_id"] = fact.spillway_id.clone().into();
         object["state"] = fact.state.into();
         object["at"] = rfc3339(fact.at_ms).into();
         object["text"] = fact.text.clone().into();
@@ -271,8 +281,13 @@ fn object(wanted: &str, is_known: bool, all: &[ConsumerFacts]) -> Value {
     };
     let known = |known: &ConsumerFacts| {
         let facts: Vec<Value> = known.facts.iter().map(fact).collect();
-        json!({ "consumer": known.consumer, "facts": facts, "not_known": known.gap })
+        json!({
+            "consumer": known.consumer,
+            "registered": known.is_registered,
+            "facts": facts,
+            "not_known": known.gap,
+        })
     };
     let consumers: Vec<Value> = all.iter().map(known).collect();
-    json!({ "webhook_id": wanted, "known": is_known, "consumers": consumers })
+    json!({ "query": wanted, "known": is_known, "consumers": consumers })
 }

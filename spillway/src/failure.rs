@@ -16,6 +16,9 @@ pub(crate) enum Failure {
     /// Invalid settings, one per line.
     #[error("{0}")]
     Settings(#[from] Mistakes),
+    /// This user may not open the socket of Redis.
+    #[error("{0}")]
+    Denied(String),
     /// Redis failed or refused a command.
     #[error("{}", with_hint(.0))]
     Queue(#[from] QueueError),
@@ -33,13 +36,29 @@ impl Failure {
         ExitCode::from(match self {
             Self::Usage(_) => exit::USAGE,
             Self::Settings(_) => exit::CONFIG,
-            Self::Queue(_) | Self::Output(_) | Self::Failed(_) => exit::FAILED,
+            Self::Denied(_) => exit::UNAVAILABLE,
+            Self::Queue(error) => of_queue(error),
+            Self::Output(_) | Self::Failed(_) => exit::FAILED,
         })
     }
 
     /// True if the reader of our output went away, as `head` does. That is not a failure.
     pub(crate) fn is_closed_output(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// Exit code of an error of Redis: a script may try again later if Redis is not there.
+fn of_queue(error: &QueueError) -> u8 {
+    match error {
+        QueueError::Unreachable(_) | QueueError::Loading => exit::UNAVAILABLE,
+        QueueError::Full(_)
+        | QueueError::Refused(_)
+        | QueueError::Fenced
+        | QueueError::Unregistered
+        | QueueError::OutOfStep
+        | QueueError::OlderPrefix
+        | QueueError::Unexpected(_) => exit::FAILED,
     }
 }
 

@@ -7,16 +7,19 @@ use spillway_webhook::WebhookId;
 
 use crate::failure::Failure;
 
+/// Names of the filter flags, for messages.
+pub(crate) const FILTERS: &str = "--shop, --topic, --resource, --app, --webhook-id";
+
 /// Filter flags. A webhook must match all of those given. An empty value, such as that of an unset
 /// variable of a shell, is refused: it would match every webhook without an app.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct FilterArguments {
     /// Only webhooks of this shop
-    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
     pub shop: Option<String>,
 
     /// Only webhooks of this topic; orders/* matches every topic that begins with orders/
-    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
     pub topic: Option<String>,
 
     /// Only webhooks for this app of APPS_FILE
@@ -41,7 +44,7 @@ impl FilterArguments {
 }
 
 /// Parses a Spillway-Id.
-pub(crate) fn webhook_id(text: &str) -> Result<WebhookId, Failure> {
+pub(crate) fn spillway_id(text: &str) -> Result<WebhookId, Failure> {
     text.parse().map_err(|_| {
         Failure::Usage(format!(
             "{text:?} is no Spillway-Id such as a1b2c3d4-1767268800000-0000000000-00000; for \

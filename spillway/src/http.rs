@@ -1,5 +1,6 @@
 //! The HTTP client of this command: plain or TLS, with limits on time and size of an answer.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -105,4 +106,30 @@ fn chain(error: &dyn std::error::Error) -> String {
     let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
     texts.dedup();
     texts.join(": ")
+}
+
+/// Address by which a listener can be reached from this machine.
+pub(crate) fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unspecified_address_is_reached_on_this_machine() {
+        for (listen, expected) in [
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "[::1]:80"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+        ] {
+            assert_eq!(reachable(listen.parse().unwrap()).to_string(), expected);
+        }
+    }
 }

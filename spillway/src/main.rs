@@ -2,6 +2,7 @@
 //! [`failure`] defines messages and exit codes.
 
 mod cli;
+mod config;
 mod consent;
 mod consumers;
 mod dead;
@@ -10,13 +11,17 @@ mod doctor;
 mod explain;
 mod failure;
 mod filter;
+mod format;
+mod health;
 mod http;
 mod out;
 mod pause;
 mod place;
+mod programs;
 mod queue;
 mod secret;
 mod send;
+mod socket;
 mod status;
 mod top;
 mod walk;
@@ -58,6 +63,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Dead(arguments) => dead::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
+            Command::Health(arguments) => health::run(arguments).await,
+            Command::Config(arguments) => config::run(arguments).await,
             Command::Dev(arguments) => dev::run(arguments).await,
         }
     });

@@ -1,5 +1,6 @@
 //! Output for people: tables, ages, sizes, and foreign text made safe for a terminal.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,6 +31,37 @@ impl Progress {
     }
 }
 
+/// Colour of a word, as the terminal's escape sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Colour {
+    /// Nothing is wrong.
+    Green,
+    /// Something could be better.
+    Yellow,
+    /// Something does not work.
+    Red,
+}
+
+/// Returns `text` in a colour, if standard output is a terminal that may show one.
+pub(crate) fn coloured(text: &str, colour: Colour) -> String {
+    if !may_colour(io::stdout().is_terminal(), |name| std::env::var_os(name)) {
+        return text.to_owned();
+    }
+    let code = match colour {
+        Colour::Green => 32,
+        Colour::Yellow => 33,
+        Colour::Red => 31,
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// An empty `NO_COLOR` does not count (<https://no-color.org>).
+fn may_colour(is_terminal: bool, variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    let is_unwanted = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_dumb = variable("TERM").is_some_and(|term| term == "dumb");
+    is_terminal && !is_unwanted && !is_dumb
+}
+
 /// Writes a line to standard output.
 pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
     writeln!(io::stdout(), "{text}")
@@ -37,15 +69,17 @@ pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
 
 /// Formats rows below a header in columns as wide as needed. No line is ever broken, so `grep` and
 /// `awk` work on the output.
-pub(crate) fn table<const N: usize>(
-    header: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
+pub(crate) fn table<R: IntoIterator<Item = String>>(
+    header: &[&str],
+    rows: impl IntoIterator<Item = R>,
 ) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header);
+    table.set_header(header.to_vec());
     for row in rows {
-        table.add_row(row.map(|cell| printable(cell.as_bytes()).replace(['\n', '\t'], " ")));
+        let cells = row.into_iter();
+        let cells = cells.map(|cell| printable(cell.as_bytes()).replace(['\n', '\t'], " "));
+        table.add_row(cells.collect::<Vec<String>>());
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
@@ -96,7 +130,19 @@ mod tests {
     #[test]
     fn columns_are_aligned_and_rows_stay_one_line() {
         let rows = [["a".to_owned(), "b\nc".to_owned()], ["long".to_owned(), "d".to_owned()]];
-        assert_eq!(table(["X", "YY"], rows), "X     YY\na     b c\nlong  d");
+        assert_eq!(table(&["X", "YY"], rows), "X     YY\na     b c\nlong  d");
+    }
+
+    #[test]
+    fn colours_are_for_terminals_whose_user_wants_them() {
+        let with = |is_terminal, set: &[(&str, &str)]| {
+            may_colour(is_terminal, |name| {
+                set.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+            })
+        };
+        assert!(with(true, &[]) && with(true, &[("NO_COLOR", ""), ("TERM", "xterm")]));
+        assert!(!with(false, &[]), "a file or a pipe");
+        assert!(!with(true, &[("NO_COLOR", "1")]) && !with(true, &[("TERM", "dumb")]));
     }
 
     #[test]

@@ -11,38 +11,48 @@ use spillway_queue::controls::{self, Filter, Pause};
 use spillway_queue::status;
 
 use crate::failure::Failure;
-use crate::filter::FilterArguments;
+use crate::filter::{FILTERS, FilterArguments};
 use crate::out::{count, line, now_ms};
-use crate::place::ConsumerArgs;
-use crate::walk::unknown;
+use crate::place::{ConsumerArgs, unknown};
 
-/// Arguments of both commands.
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {
+pub(crate) struct PauseArguments {
     #[command(flatten)]
     place: ConsumerArgs,
 
     #[command(flatten)]
     filter: FilterArguments,
+
+    /// Pause the whole consumer if no filter is given
+    #[arg(long)]
+    all: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ResumeArguments {
     #[command(flatten)]
-    arguments: Arguments,
+    place: ConsumerArgs,
+
+    #[command(flatten)]
+    filter: FilterArguments,
 
     /// End all pauses of the consumer
     #[arg(long)]
     all: bool,
 }
 
-/// Pauses the webhooks that match the filter; without a filter, the whole consumer.
-pub(crate) async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place: ConsumerArgs { cell, consumer }, filter } = arguments;
+/// Pauses the webhooks that match the filter; with `--all` alone, the whole consumer.
+pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure> {
+    let PauseArguments { place: ConsumerArgs { cell, consumer }, filter, all } = arguments;
     let filter = filter.filter();
     if consumer == KAFKA && !filter.is_empty() {
-        let text = "the kafka consumer keeps the order of its topic: pause it as a whole";
+        let text = "the kafka consumer keeps the order of its topic: pause it as a whole (--all)";
         return Err(Failure::Usage(text.to_owned()));
+    }
+    if filter.is_empty() && !all {
+        return Err(Failure::Usage(format!(
+            "give a filter ({FILTERS}), or --all to pause everything for {consumer}"
+        )));
     }
     let (redis, mut connection) = cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
@@ -54,9 +64,10 @@ pub(crate) async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
         Some(_) => "within a second; what is under way is delivered",
         None => "as soon as it runs: it has no leader",
     };
+    let same = if filter.is_empty() { "without a filter" } else { "with the same filter" };
     line(match is_new {
         true => format!(
-            "{consumer} pauses {filter}, {leader}. To end it: `spillway resume` with the same options"
+            "{consumer} pauses {filter}, {leader}. To end it: `spillway resume --consumer {consumer}` {same}"
         ),
         false => format!("{consumer} paused {filter} before"),
     })?;
@@ -65,8 +76,7 @@ pub(crate) async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 /// Ends the pause with exactly this filter; without a filter, that of the whole consumer.
 pub(crate) async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
-    let ResumeArguments { arguments: Arguments { place, filter }, all } = arguments;
-    let ConsumerArgs { cell, consumer } = place;
+    let ResumeArguments { place: ConsumerArgs { cell, consumer }, filter, all } = arguments;
     let filter = filter.filter();
     let (redis, mut connection) = cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;

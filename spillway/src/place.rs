@@ -5,9 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use spillway_process::Checker;
 use spillway_process::redis_args::RedisArgs;
-use spillway_queue::{Connection, Redis};
+use spillway_queue::consumers::HTTP;
+use spillway_queue::status::CellStatus;
+use spillway_queue::{Connection, QueueError, Redis};
 
 use crate::failure::Failure;
+use crate::socket::denial;
 
 /// Response timeout of Redis. No request of this command takes that long.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -27,8 +30,26 @@ pub(crate) struct ConsumerArgs {
     pub cell: CellArgs,
 
     /// Name of the consumer; each has its own view of the queue and its own dead letters
-    #[arg(long, global = true, default_value = spillway_queue::consumers::HTTP)]
+    #[arg(short, long, global = true, default_value = HTTP)]
     pub consumer: String,
+}
+
+/// True if no consumer was ever started, and `consumer` is the downstreamer's. Everything in the
+/// main stream waits for it then: it will begin at the oldest entry.
+pub(crate) fn is_first(consumer: &str, status: &CellStatus) -> bool {
+    status.consumers.is_empty() && consumer == HTTP
+}
+
+/// Failure for an unknown consumer. It lists the known consumers.
+pub(crate) fn unknown(consumer: &str, status: &CellStatus) -> Failure {
+    let known: Vec<_> = status.consumers.iter().map(|known| known.name.as_str()).collect();
+    Failure::Failed(match known.is_empty() {
+        true => format!(
+            "no consumer is named {consumer}, because none is registered: start a downstreamer, or \
+             register it ahead with `spillway consumers add {consumer}`"
+        ),
+        false => format!("no consumer is named {consumer}; there is {}", known.join(", ")),
+    })
 }
 
 impl CellArgs {
@@ -47,7 +68,17 @@ impl CellArgs {
     /// Returns the Redis handle and a connection.
     pub(crate) async fn connect(&self) -> Result<(Redis, Connection), Failure> {
         let redis = self.redis()?;
-        let connection = redis.connect(Some(PATIENCE)).await?;
-        Ok((redis, connection))
+        match redis.connect(Some(PATIENCE)).await {
+            Ok(connection) => Ok((redis, connection)),
+            Err(error) => Err(self.unconnected(error)),
+        }
+    }
+
+    /// Failure of a connection. It says so if this user may not open the socket.
+    pub(crate) fn unconnected(&self, error: QueueError) -> Failure {
+        match (error, denial(&self.redis.redis_url)) {
+            (QueueError::Unreachable(_), Some(message)) => Failure::Denied(message),
+            (error, _) => error.into(),
+        }
     }
 }

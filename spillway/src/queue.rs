@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
+use crate::format::OutputArgs;
 use crate::place::ConsumerArgs;
 
 #[derive(Debug, Args)]
@@ -27,17 +28,16 @@ enum Action {
     List {
         #[command(flatten)]
         filter: FilterArguments,
-        /// Print one JSON object per line, without a limit
-        #[arg(long)]
-        json: bool,
-        /// Maximum number of lines in the table
-        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+        #[command(flatten)]
+        output: OutputArgs,
+        /// Maximum number of lines in the table; JSON has no limit
+        #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
     /// Show one waiting webhook exactly as it was received
     Show {
         /// Spillway-Id of the webhook
-        id: String,
+        spillway_id: String,
         /// Print only the body, byte for byte
         #[arg(long)]
         body: bool,
@@ -50,10 +50,12 @@ enum Action {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
     match action {
-        Action::List { filter, json, limit } => {
-            list::run(&cell, &consumer, filter.filter(), json, limit).await?;
+        Action::List { filter, output, limit } => {
+            list::run(&cell, &consumer, filter.filter(), output, limit).await?;
         }
-        Action::Show { id, body } => show::run(&cell, &consumer, &id, body).await?,
+        Action::Show { spillway_id, body } => {
+            show::run(&cell, &consumer, &spillway_id, body).await?
+        }
         Action::Drop(arguments) => drop::run(&cell, &consumer, arguments).await?,
     }
     Ok(ExitCode::SUCCESS)

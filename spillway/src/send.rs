@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     file: Option<PathBuf>,
 
     /// Topic of a classic webhook; not with --events
-    #[arg(long, default_value = "products/update", conflicts_with = "events")]
+    #[arg(short, long, default_value = "products/update", conflicts_with = "events")]
     topic: String,
 
     /// Send an Event, with the topic, action and handle of its body. Default: ./request-events.json,
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     events: bool,
 
     /// Shop domain
-    #[arg(long, default_value = "example.myshopify.com")]
+    #[arg(short, long, default_value = "example.myshopify.com")]
     shop: String,
 
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     url: String,
 
     /// Number of webhooks, each with new ids and a new time
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'n', long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
 
     /// Number per second; default: as fast as they are answered

@@ -13,7 +13,8 @@ use spillway_queue::status::{CellStatus, ConsumerStatus, QueueStatus, read};
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
-use crate::out::{age, count, line, size, table};
+use crate::format::OutputArgs;
+use crate::out::{age, count, line, printable, size, table};
 use crate::place::CellArgs;
 
 /// Percentage of `maxmemory` from which a shop is shown.
@@ -24,12 +25,11 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     place: CellArgs,
 
-    /// Print JSON; with --watch, one line each time
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 
     /// Repeat until interrupted, with the rates in between
-    #[arg(long, conflicts_with = "check")]
+    #[arg(short, long, conflicts_with = "check")]
     watch: bool,
 
     /// Time between two outputs, with --watch
@@ -48,17 +48,17 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     if arguments.check {
         let read = look(&arguments.place).await;
-        return check::tell(read, &arguments.thresholds, arguments.json);
+        return check::tell(read, &arguments.thresholds, arguments.output);
     }
     if arguments.watch {
-        return watch::run(&arguments.place, arguments.every, arguments.json).await;
+        return watch::run(&arguments.place, arguments.every, arguments.output).await;
     }
     let status = look(&arguments.place).await?;
-    if arguments.json {
+    if arguments.output.is_json() {
         let json = serde_json::to_string_pretty(&status).expect("BUG: a status is JSON");
         line(json)?;
     } else {
-        line(text(&status))?;
+        line(text(&status, arguments.output))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -68,26 +68,38 @@ async fn look(place: &CellArgs) -> Result<CellStatus, Failure> {
     Ok(read(&redis, &mut connection).await?)
 }
 
+/// Columns of a consumer: all of them if the output is wide, else the first ones.
+const HEADER: [&str; 12] = [
+    "CONSUMER",
+    "WAITING",
+    "OLDEST",
+    "STATE",
+    "LEADER",
+    "LAST SEEN",
+    "PARKED",
+    "DEAD LETTERS",
+    "CURSOR",
+    "SETTLED",
+    "DROPPED",
+    "TOKEN",
+];
+const COLUMNS: usize = 8;
+
 /// The consumers as a table, or a sentence if there is none.
-pub(crate) fn consumers_text(consumers: &[ConsumerStatus]) -> String {
+pub(crate) fn consumers_text(consumers: &[ConsumerStatus], output: OutputArgs) -> String {
     if consumers.is_empty() {
         return "no consumer is registered: nothing is delivered or freed. Start a downstreamer"
             .to_owned();
     }
-    let header = [
-        "CONSUMER",
-        "WAITING",
-        "OLDEST",
-        "LEADER",
-        "LAST SEEN",
-        "PARKED",
-        "DEAD LETTERS",
-        "CURSOR",
-    ];
-    let mut text = table(header, consumers.iter().map(consumer_row));
+    let columns = if output.is_wide() { HEADER.len() } else { COLUMNS };
+    let rows = consumers.iter().map(|consumer| consumer_row(consumer).into_iter().take(columns));
+    let mut text = table(&HEADER[..columns], rows);
     for consumer in consumers {
+        let name = &consumer.name;
+        if let Some(state) = state_of(consumer).filter(|state| state.contains([':', ';'])) {
+            text.push_str(&format!("\n{name}: {}", printable(state.as_bytes())));
+        }
         for Pause { filter, since_ms } in &consumer.pauses {
-            let name = &consumer.name;
             let since = rfc3339(*since_ms);
             text.push_str(&format!("\n{name} has paused {filter} since {since}"));
         }
@@ -95,7 +107,23 @@ pub(crate) fn consumers_text(consumers: &[ConsumerStatus]) -> String {
     text
 }
 
-fn consumer_row(consumer: &ConsumerStatus) -> [String; 8] {
+/// Answer of the leader's `/readyz`; `None` if there is no live leader, or it is not known.
+fn state_of(consumer: &ConsumerStatus) -> Option<&str> {
+    let leader = consumer.leader.as_ref().filter(|_| consumer.has_live_leader())?;
+    leader.instance.as_ref().map(|instance| instance.state.as_str())
+}
+
+/// First word of a state, for a column.
+fn code_of(consumer: &ConsumerStatus) -> String {
+    let code = state_of(consumer).and_then(|state| state.split([':', ';']).next());
+    match code {
+        Some(code) => code.to_owned(),
+        None if consumer.has_live_leader() => "-".to_owned(),
+        None => "no leader".to_owned(),
+    }
+}
+
+fn consumer_row(consumer: &ConsumerStatus) -> [String; HEADER.len()] {
     let dead = match consumer.dead.letters {
         0 => "0".to_owned(),
         letters => format!("{letters} ({})", size(consumer.dead.bytes)),
@@ -104,7 +132,8 @@ fn consumer_row(consumer: &ConsumerStatus) -> [String; 8] {
         consumer.name.clone(),
         consumer.waiting.to_string(),
         consumer.oldest_age_seconds.map_or_else(|| "-".to_owned(), age),
-        consumer.leader.clone().unwrap_or_else(|| "none".to_owned()),
+        code_of(consumer),
+        consumer.leader.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
         consumer
             .last_seen
             .ago_seconds
@@ -112,11 +141,14 @@ fn consumer_row(consumer: &ConsumerStatus) -> [String; 8] {
         consumer.parked.to_string(),
         dead,
         consumer.cursor.clone(),
+        consumer.settled.to_string(),
+        consumer.dropped.to_string(),
+        consumer.leader.as_ref().map_or_else(|| "-".to_owned(), |leader| leader.token.clone()),
     ]
 }
 
-fn text(status: &CellStatus) -> String {
-    let consumers = consumers_text(&status.consumers);
+fn text(status: &CellStatus, output: OutputArgs) -> String {
+    let consumers = consumers_text(&status.consumers, output);
     format!("{}\n\n{consumers}{}", queue_text(&status.queue), shops_text(status))
 }
 
@@ -159,16 +191,28 @@ fn queue_text(queue: &QueueStatus) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
     use spillway_queue::controls::Filter;
-    use spillway_queue::status::{DeadTotals, LastSeen};
+    use spillway_queue::status::{DeadTotals, LastSeen, LeaderInstance, LeaderStatus};
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        output: OutputArgs,
+    }
+
+    fn output(format: &str) -> OutputArgs {
+        Flags::parse_from(["x", "-o", format]).output
+    }
 
     fn consumer() -> ConsumerStatus {
         ConsumerStatus {
             name: "http".to_owned(),
             waiting: 12,
             oldest_age_seconds: Some(61.5),
-            leader: Some("0123456789abcdef".to_owned()),
+            leader: Some(LeaderStatus { token: "0123456789abcdef".to_owned(), instance: None }),
             last_seen: LastSeen { ago_seconds: Some(0.3), at_ms: 1 },
             parked: 2,
             dead: DeadTotals { letters: 3, bytes: 2048 },
@@ -181,7 +225,8 @@ mod tests {
     fn it_is_read_at_a_glance() {
         let queue =
             QueueStatus { packs: 1, webhooks: 12, bytes: 512, limit_bytes: 1024, accepted: 99 };
-        let text = text(&CellStatus { queue, consumers: vec![consumer()], now_ms: 0 });
+        let text =
+            text(&CellStatus { queue, consumers: vec![consumer()], now_ms: 0 }, output("table"));
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[0],
@@ -189,8 +234,29 @@ mod tests {
         );
         let cells: Vec<_> = lines[3].split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
         let expected =
-            ["http", "12", "1m 1s", "0123456789abcdef", "0s ago", "2", "3 (2.0 KiB)", "5-0"];
-        assert_eq!(cells, expected);
+            ["http", "12", "1m 1s", "-", "0123456789abcdef", "0s ago", "2", "3 (2.0 KiB)"];
+        assert_eq!(cells, expected, "an instance of an earlier version");
+        let wide = consumers_text(&[consumer()], output("wide"));
+        assert!(wide.contains("  CURSOR  ") && wide.contains("  5-0  "), "{wide}");
+    }
+
+    #[test]
+    fn a_leader_is_shown_with_its_place_and_its_state() {
+        let with = |state: &str, ago_seconds| {
+            let instance =
+                LeaderInstance { host: "web-1".to_owned(), pid: 42, state: state.to_owned() };
+            let leader = LeaderStatus { token: "ab".to_owned(), instance: Some(instance) };
+            let last_seen = LastSeen { ago_seconds: Some(ago_seconds), at_ms: 1 };
+            ConsumerStatus { leader: Some(leader), last_seen, ..consumer() }
+        };
+        let text = consumers_text(&[with("ready", 0.3)], output("table"));
+        assert!(text.contains("  ready  ") && text.contains("  web-1:42  "), "{text}");
+        assert_eq!(text.lines().count(), 2, "{text}");
+        let text = consumers_text(&[with("backend_refuses: since 3 min", 0.3)], output("table"));
+        assert!(text.contains("  backend_refuses  "), "{text}");
+        assert!(text.ends_with("\nhttp: backend_refuses: since 3 min"), "{text}");
+        let text = consumers_text(&[with("ready", 60.0)], output("table"));
+        assert!(text.contains("  no leader  ") && text.contains("web-1:42"), "{text}");
     }
 
     #[test]
@@ -228,12 +294,12 @@ mod tests {
             oldest_age_seconds: None,
             ..consumer()
         };
-        let text = consumers_text(&[idle]);
+        let text = consumers_text(&[idle], output("table"));
         assert!(text.contains("none") && text.contains("never"), "{text}");
         let filter = Filter { shop: Some("a.example".to_owned()), ..Filter::default() };
         let paused = ConsumerStatus { pauses: vec![Pause { filter, since_ms: 0 }], ..consumer() };
-        let text = consumers_text(&[paused]);
+        let text = consumers_text(&[paused], output("table"));
         assert!(text.contains("\nhttp has paused shop a.example since 1970-01-01"), "{text}");
-        assert!(consumers_text(&[]).contains("no consumer"));
+        assert!(consumers_text(&[], output("table")).contains("no consumer"));
     }
 }

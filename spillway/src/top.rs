@@ -19,6 +19,7 @@ use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
+use crate::format::OutputArgs;
 use crate::out::{Progress, age, count, float, line, now_ms, table};
 use crate::place::ConsumerArgs;
 use crate::walk::{Fetched, Look, Waiting};
@@ -41,7 +42,7 @@ pub(crate) struct Arguments {
     filter: FilterArguments,
 
     /// Number of lines
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 
     /// Time after which the counts are estimated from what was read
@@ -52,9 +53,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     exact: bool,
 
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Group to count by.
@@ -79,7 +79,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let own = status.consumers.into_iter().find(|known| known.name == arguments.place.consumer);
     let pauses = own.map(|own| own.pauses).unwrap_or_default();
     let rows = tally.rows(arguments.limit as usize);
-    if arguments.json {
+    if arguments.output.is_json() {
         line(object(&arguments, &waiting, &tally, &rows, &pauses))?;
     } else {
         line(text(&arguments, &waiting, &tally, &rows, &pauses))?;
@@ -179,6 +179,7 @@ fn object(
     };
     json!({
         "consumer": arguments.place.consumer,
+        "registered": waiting.is_registered,
         "waiting": waiting.count,
         "exact": tally.is_exact(),
         "read": tally.read(),
@@ -196,6 +197,9 @@ fn text(
 ) -> String {
     let mut text =
         format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.place.consumer);
+    if !waiting.is_registered {
+        text.push_str(", which was not started yet");
+    }
     if !tally.is_exact() {
         text.push_str(&format!(
             "; estimated from {} of them, within ± in 95 of 100 cases (--exact reads all)",
@@ -213,6 +217,7 @@ fn text(
         By::Topic => "TOPIC",
         By::Resource => "SHOP AND RESOURCE",
     };
+    let more = if arguments.output.is_wide() { 2 } else { 0 };
     let now = now_ms();
     let waits = |at_ms: u64| age(float(now.saturating_sub(at_ms)) / 1000.0);
     let total: u64 = tally.total().max(1);
@@ -224,10 +229,13 @@ fn text(
         let name = if row.name.is_empty() { "-".to_owned() } else { row.name.clone() };
         let oldest = waits(row.oldest_ms);
         let newest = waits(row.newest_ms);
+        let times = [rfc3339(row.oldest_ms), rfc3339(row.newest_ms)];
         [name, row.waiting.to_string(), off_by, share, oldest, newest, paused]
+            .into_iter()
+            .chain(times.into_iter().take(more))
     });
-    let header = [name, "WAITING", "±", "SHARE", "OLDEST", "NEWEST", ""];
-    format!("{text}\n\n{}", table(header, cells))
+    let header = [name, "WAITING", "±", "SHARE", "OLDEST", "NEWEST", "", "OLDEST AT", "NEWEST AT"];
+    format!("{text}\n\n{}", table(&header[..7 + more], cells))
 }
 
 /// True if a pause covers exactly what a row counts.

@@ -21,7 +21,7 @@ use spillway_webhook::{Chunk, Position, StreamId, WebhookId};
 use tokio::task::JoinHandle;
 
 use crate::failure::Failure;
-use crate::place::CellArgs;
+use crate::place::{CellArgs, is_first, unknown};
 
 /// Bytes read at a time.
 const PAGE_BYTES: usize = 4 << 20;
@@ -44,6 +44,8 @@ pub(crate) struct Waiting {
     /// Number of waiting webhooks as the consumer counts them, including those outside the main
     /// stream.
     pub count: u64,
+    /// False before the first consumer of the cell is registered.
+    pub is_registered: bool,
 }
 
 /// State that decides if a webhook waits.
@@ -120,18 +122,27 @@ impl Waiting {
         let reader = StreamReader::new(redis.clone(), consumer);
         let status = status::read(&redis, &mut connection).await?;
         let known = status.consumers.iter().find(|known| known.name == consumer);
-        let known = known.ok_or_else(|| unknown(consumer, &status))?;
+        if known.is_none() && !is_first(consumer, &status) {
+            return Err(unknown(consumer, &status));
+        }
         let progress = match reader.progress(&mut connection).await {
+            // It will begin at the oldest entry.
+            Err(QueueError::Unregistered) if known.is_none() => ConsumerProgress::default(),
             Err(QueueError::Unregistered) => return Err(unknown(consumer, &status)),
             progress => progress?,
         };
         let dropping = controls::read(&redis, &mut connection, consumer).await?.dropping;
         let cell = consumers::cell(&redis, &mut connection).await?.unwrap_or_default();
-        let last = reader.last(&mut connection).await?;
         let packs = status.queue.packs;
-        let count = known.waiting;
+        // The stream exists from the first pack or consumer on.
+        let last = match known.is_none() && packs == 0 {
+            true => StreamId::ZERO,
+            false => reader.last(&mut connection).await?,
+        };
+        let count = known.map_or(status.queue.webhooks, |known| known.waiting);
+        let is_registered = known.is_some();
         let facts = Arc::new(WaitFacts { cell, progress, dropping });
-        Ok(Self { reader, connection, redis, facts, last, packs, count })
+        Ok(Self { reader, connection, redis, facts, last, packs, count, is_registered })
     }
 
     /// The connection to Redis.
@@ -392,8 +403,13 @@ impl Met<'_> {
         text(self.view.topic().as_deref())
     }
 
+    /// App, where a receiver serves several; else empty.
+    pub(crate) fn app(&self) -> String {
+        text(self.view.value(APP_HEADER.as_str()))
+    }
+
     /// Shopify's webhook id.
-    pub(crate) fn delivery_id(&self) -> String {
+    pub(crate) fn webhook_id(&self) -> String {
         text(self.view.shopify("webhook-id"))
     }
 
@@ -408,8 +424,8 @@ impl Met<'_> {
             id: self.id,
             shop: &self.shop(),
             topic: &self.topic(),
-            app: &text(self.view.value(APP_HEADER.as_str())),
-            delivery_id: &self.delivery_id(),
+            app: &self.app(),
+            webhook_id: &self.webhook_id(),
             resource: || self.resource(),
         })
     }
@@ -426,17 +442,6 @@ fn may_hold(row: &LaneRow, filter: &Filter) -> bool {
 /// A header as text.
 fn text(value: Option<&[u8]>) -> String {
     String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
-}
-
-/// Failure for an unknown consumer. It lists the known consumers.
-pub(crate) fn unknown(consumer: &str, status: &status::CellStatus) -> Failure {
-    let known: Vec<_> = status.consumers.iter().map(|known| known.name.as_str()).collect();
-    Failure::Failed(match known.is_empty() {
-        true => {
-            format!("no consumer is named {consumer}; none is registered: start a downstreamer")
-        }
-        false => format!("no consumer is named {consumer}; there is {}", known.join(", ")),
-    })
 }
 
 #[cfg(test)]

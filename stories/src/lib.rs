@@ -17,6 +17,7 @@ pub mod chaos;
 pub mod check;
 pub mod client;
 pub mod clock;
+pub mod collector;
 pub mod disk;
 pub mod endurance;
 pub mod exactly_once;

@@ -1,7 +1,8 @@
-/* Changes the time of day, and simulates a disk that stalls or fails. Loaded before the C library
- * by LD_PRELOAD. The eight-byte number in CLOCK_FILE is the offset of the time in seconds; the one
+/* Changes the time of day, and simulates a disk that stalls or fails, and a thread that hangs. Loaded
+ * before the C library by LD_PRELOAD. The eight-byte number in CLOCK_FILE is the offset of the time in seconds; the one
  * in DISK_FILE is the state of the disk. Both may change at any time. The monotonic clock is not
- * changed. The disk consists of all files below DISK_BELOW. */
+ * changed. The disk consists of all files below DISK_BELOW. The thread with the name HUNG_THREAD hangs
+ * while the number in HUNG_FILE is not 0. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -9,14 +10,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
-static volatile int64_t *offset, *disk;
-static const char *below;
+static volatile int64_t *offset, *disk, *hung;
+static const char *below, *hung_thread;
 
 static volatile int64_t *mapped(const char *variable) {
   const char *path = getenv(variable);
@@ -31,6 +34,8 @@ __attribute__((constructor)) static void map(void) {
   offset = mapped("CLOCK_FILE");
   disk = mapped("DISK_FILE");
   below = getenv("DISK_BELOW");
+  hung = mapped("HUNG_FILE");
+  hung_thread = getenv("HUNG_THREAD");
 }
 
 /* An allocator may ask for the time before the offset is mapped: it gets the right time. */
@@ -106,4 +111,19 @@ ssize_t pread64(int file, void *bytes, size_t count, off64_t at) {
 int unlink(const char *path) {
   if (disk && *disk != WELL && is_below(path)) fails();
   return (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+}
+
+static int is_hung(void) {
+  char name[17] = "";
+  if (!hung || !*hung || !hung_thread) return 0;
+  prctl(PR_GET_NAME, name);
+  return !strcmp(name, hung_thread);
+}
+
+int epoll_wait(int epoll, struct epoll_event *events, int most, int milliseconds) {
+  int count = (int)syscall(SYS_epoll_pwait, epoll, events, most, milliseconds, NULL, 8);
+  int error = errno;
+  while (is_hung()) usleep(500);
+  errno = error;
+  return count;
 }

@@ -4,7 +4,12 @@ const INTRO: &str = "# Settings
 
 Each setting is an environment variable and a flag of the same name: `REDIS_URL`, `--redis-url`. A flag wins over the
 environment, and the environment over `--env-file`. `--check` validates all settings, reports every mistake at once and
-exits. Durations and sizes need a unit, such as `30s`, `72h` or `16MiB`.
+exits. `spillway config show` prints them with their origin. Durations and sizes need a unit, such as `30s`, `72h` or
+`16MiB`.
+
+Sizes are powers of 1024: `64KiB`, `16MiB`, `10GiB`, `1TiB`. `16m`, `16MB` and the like are refused, because programs
+read them differently. nginx reads `16m` as 16 MiB. redis.conf reads `16m` as 16,000,000 bytes, and `16mb` as 16 MiB.
+So `client_max_body_size 16m` of nginx is `16MiB` here, and `maxmemory 1gb` of Redis is `1GiB`.
 
 This page is made from `--help`: `UPDATE=1 cargo run -p xtask -- pages` writes it.
 ";

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use stories::authority::Authority;
 use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::binaries::{self, repository};
@@ -228,6 +229,7 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
         watched.intake_dies().await;
         watched.disk().await;
         watched.spill().await;
+        watched.certificates().await;
         report(&watched.table);
     } else {
         watched.calm().await;
@@ -378,14 +380,7 @@ impl Watched {
         let spill = directory.to_str().expect("a path of letters");
         let settings = [("SPILL_DIR", spill), ("SPILL_MAX", "4MiB"), ("MAX_BODY", "1MiB")];
         let mut receiver = cell.receiver(&settings).await;
-        let nobody = port::free();
-        let targets = [
-            ("127.0.0.1:9811", receiver.admin_address()),
-            ("127.0.0.1:9812", nobody),
-            ("127.0.0.1:9813", nobody),
-        ];
-        let configuration = shipped(cell.directory(), &targets);
-        self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
+        self.watch_alone(&cell, &receiver).await;
         redis.kill9();
         let fault = "kill -9 of Redis, with SPILL_DIR";
         self.fire(fault, &["SpillwaySpilling"]).await;
@@ -411,6 +406,40 @@ impl Watched {
         redis.restart();
         receiver.restart();
         self.fire("a byte on that disk changed", &["SpillwaySpillErrors"]).await;
+    }
+
+    /// Another receiver, with a certificate of two days, and then with a key that is none.
+    async fn certificates(&mut self) {
+        let cell = Cell::beside();
+        let _redis = cell.redis(&[]).await;
+        Authority::new(cell.directory(), "authority").certify("served");
+        let path = |name: &str| cell.directory().join(name).display().to_string();
+        let listen = port::free().to_string();
+        let (certificate, key) = (path("served.pem"), path("served.key"));
+        let settings = [
+            ("LISTEN_TLS", listen.as_str()),
+            ("TLS_CERT_FILE", &certificate),
+            ("TLS_KEY_FILE", &key),
+        ];
+        let receiver = cell.receiver(&settings).await;
+        self.watch_alone(&cell, &receiver).await;
+        let fault = "a certificate that is valid for two days";
+        self.fire(fault, &["SpillwayCertificateExpires"]).await;
+        fs::write(&key, "nonsense").expect("write the key");
+        receiver.sighup();
+        self.fire("SIGHUP with a key that is none", &["SpillwayReloadFailed"]).await;
+    }
+
+    /// A Prometheus that monitors this receiver alone.
+    async fn watch_alone(&mut self, cell: &Cell, receiver: &Service) {
+        let nobody = port::free();
+        let targets = [
+            ("127.0.0.1:9811", receiver.admin_address()),
+            ("127.0.0.1:9812", nobody),
+            ("127.0.0.1:9813", nobody),
+        ];
+        let configuration = shipped(cell.directory(), &targets);
+        self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
     }
 }
 

@@ -86,7 +86,7 @@ async fn each_app_is_signed_for_by_its_own_secret_and_named_downstream() {
 
     // Only what is for the paused app waits.
     until("the rest is delivered", SOON, async || backend.count() as u64 == APPS).await;
-    let listed = cell.spillway(&["queue", "list", "--app", "app-1", "--json"]).await;
+    let listed = cell.spillway(&["queue", "list", "--app", "app-1", "-o", "json"]).await;
     assert_eq!(String::from_utf8_lossy(&listed.stdout).lines().count(), 2);
     let resumed = cell.spillway(&["resume", "--app", "app-1"]).await;
     assert!(resumed.status.success(), "{resumed:?}");

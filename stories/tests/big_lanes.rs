@@ -279,12 +279,12 @@ async fn verbs(app: &App, figures: &mut Figures, number: u32) {
     let shop = domain.as_str();
     let of_shop = app.many.numbers().filter(|one| app.many.shop(*one) == app.many.shop(number));
     let of_shop = of_shop.count() as u64;
-    let status = parsed(&verb(app, figures, &["status", "--json"]).await);
+    let status = parsed(&verb(app, figures, &["status", "-o", "json"]).await);
     let waiting = status["consumers"][0]["waiting"].as_u64().expect("a count");
     assert!((webhooks..webhooks + 1_000).contains(&waiting), "{status}");
-    let top = parsed(&verb(app, figures, &["top", "--by", "topic", "--json"]).await);
+    let top = parsed(&verb(app, figures, &["top", "--by", "topic", "-o", "json"]).await);
     assert_eq!(top["rows"][0]["name"], TOPIC, "{top}");
-    let exact = ["top", "--by", "topic", "--exact", "--json"];
+    let exact = ["top", "--by", "topic", "--exact", "-o", "json"];
     let top = parsed(&verb(app, figures, &exact).await);
     assert_eq!(top["rows"][0]["waiting"], webhooks, "{top}");
     verb(app, figures, &["top"]).await;
@@ -298,12 +298,12 @@ async fn verbs(app: &App, figures: &mut Figures, number: u32) {
     let event = stories::ledger::Event { resource: u64::from(number) + 1, sequence: number.into() };
     let delivery = event.webhook_id();
     let began = Instant::now();
-    let known = parsed(&app.spillway(&["explain", &delivery, "--json"]).await);
+    let known = parsed(&app.spillway(&["explain", &delivery, "-o", "json"]).await);
     figures.at_most("`spillway explain` (s)", began.elapsed(), VERB_MAX);
     let fact = &known["consumers"][0]["facts"][0];
     assert_eq!((&fact["in_lane"], &fact["paused"]), (&true.into(), &true.into()), "{known}");
 
-    let drop = ["queue", "drop", "--webhook-id", &delivery, "--yes", "--json"];
+    let drop = ["queue", "drop", "--webhook-id", &delivery, "--yes", "-o", "json"];
     let began = Instant::now();
     let dropped = parsed(&app.spillway(&drop).await);
     figures.at_most("`spillway queue drop` (s)", began.elapsed(), VERB_MAX);
@@ -492,7 +492,7 @@ async fn a_long_lane_of_a_paused_shop_is_dropped_whole_after_a_restart() {
     app.all_in_lanes().await;
     restart(&mut downstreamer, false).await;
     let began = Instant::now();
-    let drop = ["queue", "drop", "--shop", &domain, "--yes", "--json"];
+    let drop = ["queue", "drop", "--shop", &domain, "--yes", "-o", "json"];
     let dropped = parsed(&app.spillway(&drop).await);
     figures.note("the command took (s)", began.elapsed().as_secs_f64());
     figures.note("the command said", dropped.to_string());

@@ -75,7 +75,7 @@ impl Morgue {
     }
 
     async fn list(&self) -> Vec<Value> {
-        let lines = String::from_utf8(self.dead_ok(&["list", "--json"]).await).expect("text");
+        let lines = String::from_utf8(self.dead_ok(&["list", "-o", "json"]).await).expect("text");
         lines.lines().map(|line| serde_json::from_str(line).expect("JSON in each line")).collect()
     }
 
@@ -104,7 +104,7 @@ async fn dead_letters_are_listed_and_shown_as_they_were_received() {
         assert_eq!(letter["attempts"], 1);
         assert!(!text(letter, "resource").is_empty() && !text(letter, "reason").is_empty());
         assert!(!letter["dead_at"].is_null());
-        let id = text(letter, "id");
+        let id = text(letter, "spillway_id");
         let sent = receipts.iter().find(|receipt| receipt.headers.text("Spillway-Id") == Some(id));
         let sent = sent.unwrap_or_else(|| panic!("{id} is no Spillway-Id that was tried"));
         let shown = String::from_utf8(morgue.dead_ok(&["show", id]).await).unwrap();
@@ -114,12 +114,12 @@ async fn dead_letters_are_listed_and_shown_as_they_were_received() {
     }
     let table = String::from_utf8(morgue.dead_ok(&["list"]).await).unwrap();
     assert!(
-        table.contains("products/update") && table.contains(text(&letters[0], "id")),
+        table.contains("products/update") && table.contains(text(&letters[0], "spillway_id")),
         "{table}"
     );
     assert!(!morgue.dead(&["show", "no-such-id"]).await.status.success());
 
-    let status = morgue.cell.spillway(&["status", "--json"]).await;
+    let status = morgue.cell.spillway(&["status", "-o", "json"]).await;
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     let consumer = &status["consumers"][0];
     assert_eq!(
@@ -182,17 +182,17 @@ async fn a_dead_letter_is_shown_header_by_header() {
 async fn dead_letters_are_replayed_in_order_per_resource() {
     let morgue = refused(422, &[]).await;
     let tried = morgue.backend.count();
-    morgue.dead_ok(&["replay", "--all", "--dry-run"]).await;
+    morgue.dead_ok(&["replay", "--all"]).await;
     assert!(!morgue.dead(&["replay"]).await.status.success(), "no filter and no --all");
     assert_eq!((morgue.list().await.len(), morgue.backend.count()), (10, tried));
 
     morgue.backend.behave(|_| Behaviour::ok());
     // Replays one by its webhook id, then the rest.
     let one = Event { resource: 1, sequence: 1 }.webhook_id();
-    morgue.dead_ok(&["replay", "--webhook-id", &one]).await;
+    morgue.dead_ok(&["replay", "--webhook-id", &one, "--yes"]).await;
     until("the one is delivered", SOON, async || morgue.backend.has_delivered(&one)).await;
     until("it is no dead letter any more", SOON, async || morgue.list().await.len() == 9).await;
-    morgue.dead_ok(&["replay", "--all"]).await;
+    morgue.dead_ok(&["replay", "--all", "--yes"]).await;
     until("the rest is delivered", SOON, async || {
         morgue.backend.delivered() == morgue.delivered + 10
     })
@@ -219,7 +219,7 @@ async fn a_replay_takes_what_its_filters_say_and_keeps_to_its_rate() {
     morgue.backend.behave(|_| Behaviour::ok());
     let tried = morgue.backend.count();
     let dry = async |filter: &[&str]| {
-        let output = morgue.dead_ok(&[&["replay", "--dry-run"], filter].concat()).await;
+        let output = morgue.dead_ok(&[&["replay"], filter].concat()).await;
         String::from_utf8(output).expect("text")
     };
     for (filter, count) in [
@@ -238,7 +238,7 @@ async fn a_replay_takes_what_its_filters_say_and_keeps_to_its_rate() {
     assert_eq!((morgue.list().await.len(), morgue.backend.count()), (10, tried), "a dry run");
 
     let began = Instant::now();
-    morgue.dead_ok(&["replay", "--resource", "product/2", "--rate", "2"]).await;
+    morgue.dead_ok(&["replay", "--resource", "product/2", "--rate", "2", "--yes"]).await;
     let took = began.elapsed();
     let done = async || morgue.delivered_of(2) == [1, 2, 3, 4, 5];
     until("those of the resource are delivered in order", SOON, done).await;
@@ -252,7 +252,7 @@ async fn a_replay_takes_what_its_filters_say_and_keeps_to_its_rate() {
 async fn a_replay_that_is_refused_again_is_a_dead_letter_again() {
     let morgue = refused(400, &[]).await;
     let tried = morgue.backend.count();
-    morgue.dead_ok(&["replay", "--all"]).await;
+    morgue.dead_ok(&["replay", "--all", "--yes"]).await;
     until("each was tried again", SOON, async || morgue.backend.count() == tried + 10).await;
     until("all are dead again", SOON, async || morgue.list().await.len() == 10).await;
 }
@@ -286,7 +286,7 @@ async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_it
     feed.store_in_turn(small(2).to_vec()).await;
     let arrived = backend.count();
     until("it is the flood's turn again", SOON, async || backend.count() > arrived).await;
-    let replay = cell.spillway(&["dead", "replay", "--all"]).await;
+    let replay = cell.spillway(&["dead", "replay", "--all", "--yes"]).await;
     assert!(replay.status.success(), "{replay:?}");
     until("the first of each is replayed", SOON, async || {
         SMALL
@@ -319,7 +319,8 @@ async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_it
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_letters_are_dropped_only_with_a_yes() {
     let morgue = refused(400, &[]).await;
-    assert!(!morgue.dead(&["drop", "--all"]).await.status.success());
+    let unchanged = String::from_utf8(morgue.dead_ok(&["drop", "--all"]).await).expect("text");
+    assert!(unchanged.contains("dry run: nothing was changed"), "{unchanged}");
     assert_eq!(morgue.list().await.len(), 10);
     let one = Event { resource: 2, sequence: 3 }.webhook_id();
     morgue.dead_ok(&["drop", "--webhook-id", &one, "--yes"]).await;

@@ -150,7 +150,7 @@ async fn takeover_and_dead_letters_work_on_a_full_queue() {
         redis.stream_len("{spillway}:http:dead").await >= dead.len() as u64
     })
     .await;
-    let output = cell.spillway(&["dead", "list", "--json"]).await;
+    let output = cell.spillway(&["dead", "list", "-o", "json"]).await;
     let listed = String::from_utf8(output.stdout).unwrap();
     for event in &dead {
         let seen = backend.look(|receipts| {

@@ -11,12 +11,14 @@ mod trial;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stories::authority::Authority;
 use stories::backend::Backend;
 use stories::cell::Cell;
 use stories::feed::{Feed, Trickle};
 use stories::hostile::attack::Attack;
 use stories::hostile::{HIDDEN, play, shape};
 use stories::ledger::{Ledger, Outcome};
+use stories::port;
 use stories::report::say;
 use stories::service::Service;
 use stories::size::size;
@@ -81,7 +83,17 @@ async fn no_request_is_found_where_another_reader_would_see_none() {
 async fn good_webhooks_are_stored_under_every_attack() {
     let cell = Cell::measured();
     let redis = cell.redis(&[]).await;
-    let mut receiver = cell.receiver(&SETTINGS).await;
+    let authority = Authority::new(cell.directory(), "authority");
+    authority.certify("served");
+    let path = |name: &str| cell.directory().join(name).display().to_string();
+    let (tls, certificate, key) = (port::free(), path("served.pem"), path("served.key"));
+    let listen = tls.to_string();
+    let https = [
+        ("LISTEN_TLS", listen.as_str()),
+        ("TLS_CERT_FILE", certificate.as_str()),
+        ("TLS_KEY_FILE", key.as_str()),
+    ];
+    let mut receiver = cell.receiver(&[&SETTINGS[..], &https].concat()).await;
     let is_measured = size(false, true);
     let mut bare = None;
     if is_measured {
@@ -92,7 +104,7 @@ async fn good_webhooks_are_stored_under_every_attack() {
     until("the traffic flows", SOON, async || ledger.stored_count() > 500).await;
     let mut trials = Vec::new();
     for attack in attacks() {
-        let scene = Scene { receiver: &receiver, bare: bare.as_ref(), ledger: &ledger };
+        let scene = Scene { receiver: &receiver, tls, bare: bare.as_ref(), ledger: &ledger };
         let trial = Trial::run(attack, &scene).await;
         say(&format!("hostile: {trial}"));
         trial.expect_harmless();

@@ -119,12 +119,13 @@ async fn a_paused_consumer_stands_and_what_is_dropped_meanwhile_never_appears() 
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).expect("text")
     };
-    told(&["pause"]).await;
+    told(&["pause", "--all"]).await;
     let is_paused = async || producer.metric("spillway_pauses").await == Some(1.0);
     until("it is paused", SOON, is_paused).await;
     queue.feed_of(600, |resource| resource % 3).await;
     let shop = shop::domain(2);
-    let dropped = told(&["queue", "drop", "--shop", &shop, "--yes", "--no-wait", "--json"]).await;
+    let dropped =
+        told(&["queue", "drop", "--shop", &shop, "--yes", "--no-wait", "-o", "json"]).await;
     assert!(dropped.contains(r#""matched":200"#), "{dropped}");
     // The next leader of the consumer applies both orders.
     producer.kill9();
@@ -138,7 +139,7 @@ async fn a_paused_consumer_stands_and_what_is_dropped_meanwhile_never_appears() 
     let gone = (101..=700).filter(|resource| resource % 3 == 2);
     let gone = gone.map(|resource| Event { resource, sequence: 1 }).collect();
     check(&queue.ledger, topic.all(), &gone).expect_exact();
-    let status = cell.spillway(&["status", "--json"]).await;
+    let status = cell.spillway(&["status", "-o", "json"]).await;
     let status = String::from_utf8(status.stdout).expect("text");
     assert!(status.contains(r#""dropped": 200"#), "{status}");
 }

@@ -94,10 +94,11 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
 
     // With a larger limit, the topic accepts them when they are replayed.
     kafka.configure_topic(TOPIC, &[("max.message.bytes", "1000000")]).await;
-    let listed = cell.spillway(&["dead", "list", "--consumer", "kafka", "--json"]).await;
+    let listed = cell.spillway(&["dead", "list", "--consumer", "kafka", "-o", "json"]).await;
     let listed = String::from_utf8(listed.stdout).unwrap();
     assert_eq!(listed.matches("too_large").count(), 5, "{listed}");
-    let replayed = cell.spillway(&["dead", "replay", "--consumer", "kafka", "--all"]).await;
+    let replay = ["dead", "replay", "--consumer", "kafka", "--all", "--yes"];
+    let replayed = cell.spillway(&replay).await;
     assert!(replayed.status.success(), "{replayed:?}");
     topic.reaches(200, SOON).await;
     let replays = async || redis.stream_len("{spillway}:kafka:replays").await;

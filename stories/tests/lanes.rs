@@ -602,7 +602,7 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
     // An order that is delivered matches until it is settled.
     app.main_stream_is_empty(SOON).await;
     let domain = shop::domain(FAILING);
-    let dropped = app.spillway(&["queue", "drop", "--shop", &domain, "--yes", "--json"]).await;
+    let dropped = app.spillway(&["queue", "drop", "--shop", &domain, "--yes", "-o", "json"]).await;
     say(&format!("lanes, drop: {}", dropped.trim()));
     let dropped: Value = serde_json::from_str(&dropped).expect("JSON");
     assert_eq!((&dropped["matched"], &dropped["dropped"]), (&many.into(), &many.into()));
@@ -613,7 +613,7 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
     app.healthy.delivered_to(&app.backend, SOON).await;
     app.main_stream_is_empty(SOON).await;
     let status: Value =
-        serde_json::from_str(&app.spillway(&["status", "--json"]).await).expect("JSON");
+        serde_json::from_str(&app.spillway(&["status", "-o", "json"]).await).expect("JSON");
     assert_eq!(status["consumers"][0]["waiting"], 0, "{status}");
     assert_eq!(status["consumers"][0]["dropped"], many, "{status}");
     let delivered = app

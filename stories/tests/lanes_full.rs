@@ -123,7 +123,7 @@ impl App {
 
     async fn settled(&self, waiting: usize) {
         let is_settled = async || {
-            let status = self.cell.spillway(&["status", "--json"]).await;
+            let status = self.cell.spillway(&["status", "-o", "json"]).await;
             let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
             let consumers = status["consumers"].as_array().expect("a list of consumers");
             let http = consumers.iter().find(|consumer| consumer["name"] == "http");

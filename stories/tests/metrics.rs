@@ -7,12 +7,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
+use stories::authority::Authority;
 use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::binaries::repository;
 use stories::cell::{Cell, Settings};
-use stories::client::post;
+use stories::client::{post, send};
 use stories::kafka_server::KafkaServer;
+use stories::port;
 use stories::redis_server::RedisServer;
 use stories::service::Service;
 use stories::until::until;
@@ -111,7 +113,21 @@ async fn every_metric_is_the_one_that_is_documented() {
     let apps = apps.path().to_str().expect("a path in UTF-8");
     // Nothing listens there.
     let secrets = "http://127.0.0.1:9/{shop}";
-    let busy = Busy::start(&[("APPS_FILE", apps), ("SHOP_SECRETS_URL", secrets)]).await;
+    let directory = tempfile::tempdir().expect("create a directory");
+    Authority::new(directory.path(), "authority").certify("one");
+    let [certificate, key] =
+        ["one.pem", "one.key"].map(|name| directory.path().join(name).display().to_string());
+    let listen = port::free().to_string();
+    let busy = Busy::start(&[
+        ("APPS_FILE", apps),
+        ("SHOP_SECRETS_URL", secrets),
+        ("LISTEN_TLS", &listen),
+        ("TLS_CERT_FILE", &certificate),
+        ("TLS_KEY_FILE", &key),
+        ("BACKEND_CERT_FILE", &certificate),
+        ("BACKEND_KEY_FILE", &key),
+    ])
+    .await;
     let mut shown: BTreeMap<Metric, Vec<&str>> = BTreeMap::new();
     for (process, service) in busy.all() {
         let page = service.admin("/metrics").await.expect("metrics").text();
@@ -136,6 +152,45 @@ async fn every_metric_is_the_one_that_is_documented() {
     }
     assert!(!page.contains("forged/topic"), "a stranger's topic is a label");
     assert_eq!(busy.receiver.metric("spillway_refused_total").await, Some(2.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_metrics_ask_for_a_token_if_one_is_set_and_the_probes_never_do() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let file = cell.directory().join("token");
+    fs::write(&file, "old-token\n").expect("write the token");
+    let settings = [("METRICS_TOKEN_FILE", file.to_str().expect("a path of letters"))];
+    let receiver = cell.receiver(&settings).await;
+    let downstreamer = cell.downstreamer(&backend, &settings).await;
+    let ask = async |service: &Service, token: &str| {
+        let head = "GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n";
+        let request = format!("{head}Authorization: Bearer {token}\r\n\r\n");
+        send(service.admin_address(), request.as_bytes()).await.status
+    };
+    for service in [&receiver, &downstreamer] {
+        let answer = service.admin("/metrics").await.expect("an answer");
+        assert_eq!(answer.status, 401, "{}", answer.text());
+        assert_eq!(answer.headers.text("www-authenticate"), Some("Bearer"));
+        assert_eq!(ask(service, "a guess").await, 401);
+        assert_eq!(ask(service, "old-token").await, 200);
+        assert_eq!(service.admin("/livez").await.expect("an answer").status, 200);
+    }
+    fs::write(&file, "new-token\n").expect("write the token");
+    receiver.sighup();
+    until("the new one is in force", SOON, async || ask(&receiver, "new-token").await == 200).await;
+    assert_eq!(ask(&receiver, "old-token").await, 401);
+    // No signal is needed.
+    until("it is in force there, too", SOON, async || ask(&downstreamer, "new-token").await == 200)
+        .await;
+
+    // The consumers' readiness must not gate traffic, and says so.
+    downstreamer.ready().await;
+    let readyz =
+        async |service: &Service| service.admin("/readyz").await.expect("it answers").text();
+    assert!(readyz(&downstreamer).await.contains("never /readyz"));
+    assert!(!readyz(&receiver).await.contains("never"));
 }
 
 /// The metrics of a page. Labels are those of the family's samples, without `le`.
@@ -242,8 +297,15 @@ fn secrets_of(webhook: &Webhook) -> Vec<String> {
 
 /// The complete Rust source of the processes.
 fn sources(repository: &Path) -> String {
-    let crates =
-        ["request-receiver", "downstreamer", "kafka_producer", "consumer", "process", "queue"];
+    let crates = [
+        "request-receiver",
+        "downstreamer",
+        "kafka_producer",
+        "consumer",
+        "trace",
+        "process",
+        "queue",
+    ];
     let mut directories: Vec<_> = crates.map(|name| repository.join(name).join("src")).into();
     let mut text = String::new();
     while let Some(directory) = directories.pop() {

@@ -313,7 +313,7 @@ impl Rehearsal {
     }
 
     async fn waiting(&self) -> u64 {
-        let ended = self.cell.spillway(&["status", "--json"]).await;
+        let ended = self.cell.spillway(&["status", "-o", "json"]).await;
         let status: Value = serde_json::from_slice(&ended.stdout).expect("status is JSON");
         status["consumers"][0]["waiting"].as_u64().expect("a consumer is registered")
     }

@@ -1,10 +1,11 @@
 //! Configuration of the packages, simulated in a directory. It runs their own scripts with
 //! `/etc/spillway` elsewhere, and replaces programs that change the machine by ones that record
-//! their calls.
+//! their calls. Also: the packages hold every file that a page names by its installed path.
 
+use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use stories::binaries::repository;
@@ -149,4 +150,135 @@ fn what_is_masked_is_left_alone_without_a_word() {
         assert!(!machine.was_called(&format!("systemctl try-restart {service}")), "{service}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     }
+}
+
+/// Files in `/etc/spillway` that `postinst` makes, or that a page tells its reader to make.
+const MADE_THERE: [&str; 8] = [
+    "client-secret",
+    "client-secret-old",
+    "receiver.env",
+    "downstreamer.env",
+    "kafka.env",
+    "apps.toml",
+    "shop-secrets",
+    "secrets-token",
+];
+
+/// Source and destination of each asset of a package, from the manifest of its crate.
+fn assets(package: &str) -> Vec<(String, String)> {
+    let manifest = repository().join(package).join("Cargo.toml");
+    let manifest = fs::read_to_string(manifest).expect("read a manifest");
+    let rows = manifest.lines().map(str::trim).filter(|line| line.starts_with("[\""));
+    let quoted = |row: &str| {
+        let mut words = row.split('"').skip(1).step_by(2).map(str::to_owned);
+        (words.next().expect("a source"), words.next().expect("a destination"))
+    };
+    rows.map(quoted).collect()
+}
+
+/// Names of the files that a source stands for. Pages are generated, and named after their command.
+fn names(source: &str) -> Vec<String> {
+    let (directory, name) = source.rsplit_once('/').expect("a source is in a directory");
+    let Some((before, after)) = name.split_once('*') else { return vec![name.to_owned()] };
+    let Some(directory) = directory.strip_prefix("../") else {
+        let command = directory.rsplit('/').next().unwrap_or_default();
+        return vec![format!("{command}{after}")];
+    };
+    let entries = fs::read_dir(repository().join(directory)).expect("the directory of a source");
+    let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("a name is text");
+    let names = entries.map(|entry| name(entry.expect("an entry")));
+    names.filter(|name| name.starts_with(before) && name.ends_with(after)).collect()
+}
+
+/// Paths of all files that the packages install.
+fn installed() -> BTreeSet<String> {
+    let path = |(source, destination): (String, String)| match destination.strip_suffix('/') {
+        Some(directory) => {
+            names(&source).iter().map(|name| format!("/{directory}/{name}")).collect()
+        }
+        None => vec![format!("/{destination}")],
+    };
+    ["spillway", "kafka_producer"].into_iter().flat_map(assets).flat_map(path).collect()
+}
+
+/// Files that readers see, below a directory or a file of the repository.
+fn texts(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_owned()];
+    }
+    let entries = fs::read_dir(path).expect("a directory of pages");
+    entries.flat_map(|entry| texts(&entry.expect("an entry").path())).collect()
+}
+
+/// Installed paths that a text names.
+fn named(text: &str) -> BTreeSet<String> {
+    let is_path = |letter: char| letter.is_ascii_alphanumeric() || "/._-*".contains(letter);
+    // A manual page writes hyphens like this.
+    let text = text.replace("\\-", "-");
+    let words = text.split(|letter| !is_path(letter)).map(|word| word.trim_end_matches(['.', '/']));
+    let is_ours = |word: &&str| {
+        let is_shared = word.starts_with("/usr/share/") || word.starts_with("/usr/lib/");
+        (is_shared && word.contains("spillway")) || word.starts_with("/etc/spillway/")
+    };
+    words.filter(is_ours).filter(|word| !word.contains('*')).map(str::to_owned).collect()
+}
+
+#[test]
+fn what_pages_name_by_its_installed_path_is_in_a_package() {
+    let installed = installed();
+    let is_there = |path: &String| {
+        let directory = format!("{path}/");
+        let made =
+            path.strip_prefix("/etc/spillway/").is_some_and(|name| MADE_THERE.contains(&name));
+        made || installed.contains(path)
+            || installed.iter().any(|file| file.starts_with(&directory))
+    };
+    let pages = ["README.md", "SECURITY.md", "CHANGELOG.md", "docs", "ops/debian/man", "ops/nginx"];
+    let pages =
+        pages.into_iter().chain(["ops/redis.conf", "ops/debian/spillway.env", "ops/prometheus"]);
+    let mut count = 0;
+    for page in pages.flat_map(|page| texts(&repository().join(page))) {
+        // Pictures name nothing.
+        let Ok(text) = fs::read_to_string(&page) else { continue };
+        for path in named(&text) {
+            count += 1;
+            assert!(is_there(&path), "{} names {path}, which is in no package", page.display());
+        }
+    }
+    assert!(count > 20, "only {count} paths were found");
+}
+
+#[test]
+fn what_the_packages_install_is_there_to_be_installed() {
+    for (source, _) in ["spillway", "kafka_producer"].into_iter().flat_map(assets) {
+        let Some(source) = source.strip_prefix("../") else { continue };
+        let directory = source.rsplit_once('/').map_or("", |(directory, _)| directory);
+        let found = names(&format!("../{source}"));
+        assert!(!found.is_empty(), "{source} stands for nothing");
+        for name in found {
+            let file = repository().join(directory).join(&name);
+            assert!(file.is_file(), "{} is no file", file.display());
+        }
+    }
+}
+
+#[test]
+fn every_command_has_a_manual_page_and_completions() {
+    let installed = installed();
+    let commands = installed.iter().filter_map(|path| path.strip_prefix("/usr/bin/"));
+    let mut count = 0;
+    for command in commands {
+        count += 1;
+        let pages =
+            ["1", "8"].map(|section| format!("/usr/share/man/man{section}/{command}.{section}"));
+        assert!(pages.iter().any(|page| installed.contains(page)), "{command} has no page");
+        for completion in [
+            format!("/usr/share/bash-completion/completions/{command}"),
+            format!("/usr/share/zsh/vendor-completions/_{command}"),
+            format!("/usr/share/fish/vendor_completions.d/{command}.fish"),
+        ] {
+            assert!(installed.contains(&completion), "{completion} is missing");
+        }
+    }
+    assert_eq!(count, 4);
 }

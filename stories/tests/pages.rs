@@ -142,8 +142,10 @@ fn metrics(text: &str) -> Vec<String> {
     let is_letter =
         |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | ':');
     let words = text.split(|c: char| !is_letter(c));
+    // What a digit follows is a version, in the name of a package or an image.
     let is_metric = |word: &&str| {
-        (word.starts_with("spillway_") || word.starts_with("spillway:"))
+        let own = word.strip_prefix("spillway").and_then(|rest| rest.strip_prefix(['_', ':']));
+        own.is_some_and(|own| own.starts_with(|c: char| c.is_ascii_lowercase()))
             && !word.ends_with(['_', ':'])
     };
     words.filter(is_metric).map(str::to_owned).collect()
@@ -208,7 +210,7 @@ fn code(text: &str) -> Vec<String> {
 const PLACES: [&str; 5] = ["", "target/local/", "target/release/", "/usr/bin/", "/usr/local/bin/"];
 
 /// Placeholders for a name that the reader chooses.
-const STANDS_FOR_ANOTHER: [&str; 2] = ["X_FILE", "WEBHOOK_ID"];
+const STANDS_FOR_ANOTHER: [&str; 3] = ["X_FILE", "WEBHOOK_ID", "SPILLWAY_ID"];
 
 /// Names in the form of a setting: two or more words of capitals, such as `MAX_BODY`.
 fn settings(code: &str) -> Vec<String> {

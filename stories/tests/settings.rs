@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use stories::backend::Backend;
 use stories::cell::{CONCURRENCY, Cell};
 use stories::check::check;
@@ -36,12 +37,14 @@ async fn a_receiver_names_all_mistakes_at_once() {
         ("MAX_CONNECTIONS", "-1"),
         ("BODY_KINDS", "yaml"),
         ("SHOP_MAX_QUEUED", "101"),
+        ("OTEL_TRACES_SAMPLER", "sometimes"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
         ("SHOPIFY_CLIENT_SECRET", SECRET_VALUE),
     ];
     let output = cell.run("request-receiver", &[], &bad).await;
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(78), "{errors}");
-    for (key, _) in &bad[..10] {
+    for (key, _) in &bad[..12] {
         assert!(errors.contains(key), "no word of {key} in: {errors}");
     }
     assert!(!errors.contains(SECRET_VALUE), "{errors}");
@@ -194,6 +197,59 @@ async fn an_env_file_is_read_as_systemd_reads_it() {
     post(receiver.address(), &Webhook::any().signed_with("ab")).await.expect(401, "bad_signature");
     let log = receiver.output();
     assert!(log.contains("line 6") && !log.contains("hush"), "{log}");
+}
+
+#[tokio::test]
+async fn the_settings_in_force_are_shown_with_their_origin_and_without_secrets() {
+    let cell = Cell::shared();
+    let file = cell.directory().join("shown.env");
+    std::fs::write(&file, "MAX_BODY=2MiB\nMAX_IN_FLIGHT=32MiB\nSHOPIFY_CLIENT_SECRET=hush\n")
+        .unwrap();
+    let file = file.to_str().unwrap();
+    let settings = [
+        ("MAX_IN_FLIGHT", "64MiB"),
+        ("REDIS_URL", "redis://me:hush@host/0"),
+        ("MAX_EVENT_AGE", "1x"),
+    ];
+    let arguments = ["--show-settings", "--env-file", file, "--header-timeout", "2s"];
+    let output = cell.run("request-receiver", &arguments, &settings).await;
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "a mistake is shown, too: {told}");
+    for line in [
+        "MAX_BODY\tenv file\t2MiB",
+        "MAX_IN_FLIGHT\tenvironment\t64MiB",
+        "HEADER_TIMEOUT\tflag\t2s",
+        "BODY_TIMEOUT\tdefault\t3s",
+        "MAX_EVENT_AGE\tenvironment\t1x",
+        "SPILL_DIR\tnot set\t",
+        "SHOPIFY_CLIENT_SECRET\tenv file\t(hidden)",
+        "REDIS_URL\tenvironment\tredis://host/0",
+    ] {
+        assert!(told.lines().any(|one| one == line), "{line} is missing: {told}");
+    }
+    assert!(!told.contains("hush"), "{told}");
+
+    let shown = ["config", "show", "--env-file", file, "-o", "json"];
+    let output = cell.run("spillway", &shown, &settings).await;
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && !told.contains("hush"), "{told}");
+    let settings_of = |process: &str| {
+        let lines = told.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        lines.filter(|setting| setting["process"] == process).collect::<Vec<_>>()
+    };
+    for process in ["request-receiver", "downstreamer", "kafka_producer"] {
+        let own = settings_of(process);
+        let redis = own.iter().find(|setting| setting["setting"] == "REDIS_URL").expect("a URL");
+        assert_eq!(
+            (&redis["origin"], &redis["value"]),
+            (&"environment".into(), &"redis://host/0".into())
+        );
+    }
+    let body = settings_of("request-receiver");
+    let body = body.iter().find(|setting| setting["setting"] == "MAX_BODY").expect("a setting");
+    assert_eq!(body["origin"], "env file");
+    let absent = cell.run("spillway", &["config", "show", "--env-file", "/nonexistent"], &[]).await;
+    assert_eq!(absent.status.code(), Some(78), "{absent:?}");
 }
 
 /// The value next to a bound, on the outside: `bound` is a number, with a unit or without.

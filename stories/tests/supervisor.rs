@@ -6,9 +6,11 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::Cell;
 use stories::client::{Connection, post};
+use stories::preload::{LIBRARY, Number, library};
 use stories::redis_server::socket_in;
+use stories::service::Service;
 use stories::supervisor::Supervisor;
-use stories::until::until;
+use stories::until::{until, until_some};
 use stories::way::{Trouble, Way};
 use stories::webhook::Webhook;
 
@@ -119,4 +121,38 @@ async fn a_downstreamer_is_vouched_for_while_all_around_it_hangs() {
     downstreamer.sigterm();
     supervisor.hears("STOPPING=1").await;
     assert_eq!(downstreamer.exit(WITHIN).await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_shard_that_hangs_fails_the_liveness_probe_until_it_runs_again() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let library = library(cell.directory());
+    let hung = Number::new(cell.directory().join("hung"));
+    let path = hung.path();
+    let settings = [(LIBRARY, library.as_str()), ("HUNG_FILE", &path), ("HUNG_THREAD", "shard 0")];
+    let mut receiver = cell.receiver(&settings).await;
+    let livez = async |receiver: &Service| {
+        let answer = receiver.admin("/livez").await.expect("it lives");
+        (answer.status, answer.text())
+    };
+    // A process that was suspended is not stuck, however long that was.
+    receiver.sigstop();
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    receiver.sigcont();
+    assert_eq!(livez(&receiver).await, (200, "alive\n".to_owned()));
+    hung.set(1);
+    let stuck = until_some("the probe fails", WITHIN, async || {
+        let (status, text) = livez(&receiver).await;
+        (status == 503).then_some(text)
+    })
+    .await;
+    assert!(stuck.starts_with("stuck: shard 0 has not answered for 10 s"), "{stuck}");
+    hung.set(0);
+    until("the probe passes", WITHIN, async || livez(&receiver).await.0 == 200).await;
+    for _ in 0..10 {
+        post(receiver.address(), &Webhook::any()).await.expect_stored();
+    }
+    receiver.sigterm();
+    assert_eq!(receiver.exit(WITHIN).await.code(), Some(0));
 }

@@ -1,6 +1,7 @@
 //! Delivery over TLS to a backend behind nginx: by HTTP/2 if it is offered, by HTTP/1.1 under
 //! another name than the URL's, and not at all to a server without a trusted certificate. The same
-//! certificates count for payloads.
+//! certificates count for payloads. With `BACKEND_*`: authorities of the backend's own, a certificate
+//! that it is shown, and headers.
 
 use std::collections::HashSet;
 use std::iter;
@@ -38,6 +39,7 @@ const PASSES_ON: &str = "
 proxy_set_header Host $http_host;
 proxy_set_header Reached-By $server_protocol;
 proxy_set_header Reached-Over $connection;
+proxy_set_header Shown $ssl_client_s_dn;
 ";
 
 /// A backend behind TLS, and a feed of webhooks.
@@ -55,6 +57,11 @@ struct Story {
 impl Story {
     /// Starts everything. `listen` is added to the address in nginx's `listen` directive.
     async fn begin(listen: &str) -> Self {
+        Self::begin_with(listen, "").await
+    }
+
+    /// Same as [`begin`](Self::begin), with more directives for nginx.
+    async fn begin_with(listen: &str, more: &str) -> Self {
         let cell = Cell::shared();
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
@@ -62,7 +69,7 @@ impl Story {
         let authority = Authority::new(cell.directory(), "authority");
         NAMES.iter().for_each(|name| authority.certify(name));
         let address = port::free();
-        let site = site(&format!("{address} {listen}"), backend.address());
+        let site = site(&format!("{address} {listen}"), backend.address()) + more;
         let _nginx = Nginx::start(cell.directory(), &site, address).await;
         let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
         Self { backend, address, authority, _nginx, redis, _receiver: receiver, feed, cell }
@@ -166,6 +173,62 @@ async fn what_is_for_a_backend_that_is_not_trusted_waits_until_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_is_shown_a_certificate_and_headers_which_may_change() {
+    // A connection that is kept would be one of the old certificate.
+    let story = Story::begin_with("ssl", "keepalive_requests 1;").await;
+    let directory = story.cell.directory();
+    let path = |name: &str| directory.join(name).display().to_string();
+    for name in ["one", "two"] {
+        story.authority.certify(name);
+    }
+    story.authority.install("one", "shown");
+    let headers = path("headers");
+    std::fs::write(&headers, "Authorization: Bearer first\n").expect("write");
+    let files = ["authority.pem", "shown.pem", "shown.key"].map(path);
+    let settings = [
+        ("BACKEND_CA_FILE", files[0].as_str()),
+        ("BACKEND_CERT_FILE", &files[1]),
+        ("BACKEND_KEY_FILE", &files[2]),
+        ("BACKEND_HEADERS_FILE", &headers),
+    ];
+    let url = format!("https://localhost:{}", story.address.port());
+    let stranger = Authority::new(directory, "stranger");
+    // The authorities of the machine do not count.
+    let downstreamer = story.downstreamer(&url, &stranger, &settings).await;
+    let deliver = async |resource: u64| {
+        let count = story.backend.count();
+        let theirs = webhook(resource).header("Authorization", "of the webhook");
+        story.feed.store(vec![(event(resource), theirs)]).await;
+        until("it is delivered", SOON, async || story.backend.count() > count).await;
+        story.backend.receipts().pop().expect("a receipt")
+    };
+    let receipt = deliver(1).await;
+    assert_eq!(receipt.headers.all("Authorization"), [b"Bearer first"]);
+    assert_eq!(receipt.header("Shown"), "CN=one");
+
+    std::fs::write(&headers, "Authorization: Bearer second\n").expect("write");
+    story.authority.install("two", "shown");
+    downstreamer.sighup();
+    until("both are read again", SOON, async || {
+        let log = downstreamer.output();
+        log.contains("BACKEND_HEADERS_FILE read again")
+            && log.contains("BACKEND_CERT_FILE read again")
+    })
+    .await;
+    let receipt = deliver(2).await;
+    assert_eq!(receipt.headers.all("Authorization"), [b"Bearer second"]);
+    assert_eq!(receipt.header("Shown"), "CN=two");
+
+    std::fs::write(&headers, "Host: elsewhere\n").expect("write");
+    downstreamer.sighup();
+    until("the mistake is reported", SOON, async || {
+        downstreamer.metric("spillway_reload_failed").await == Some(1.0)
+    })
+    .await;
+    assert!(!downstreamer.output().contains("Bearer"), "a secret is in the log");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_payload_is_fetched_over_tls_from_a_host_that_is_trusted() {
     const BODY: &str = "{\"fetched\":true}";
     let story = Story::begin("ssl http2").await;
@@ -211,6 +274,8 @@ server {{
     server_name {name};
     ssl_certificate {name}.pem;
     ssl_certificate_key {name}.key;
+    ssl_client_certificate authority.pem;
+    ssl_verify_client optional;
     location / {{ proxy_pass http://{backend}; }}
 }}
 "

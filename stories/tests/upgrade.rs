@@ -37,7 +37,7 @@ async fn stopped(mut service: Service) {
 }
 
 async fn dead(cell: &Cell, more: &[&str]) -> Vec<u8> {
-    let listed = cell.spillway(&[&["dead", "list", "--json"], more].concat()).await;
+    let listed = cell.spillway(&[&["dead", "list", "-o", "json"], more].concat()).await;
     assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
     listed.stdout
 }

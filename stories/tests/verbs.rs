@@ -74,7 +74,7 @@ impl App {
     }
 
     async fn json(&self, arguments: &[&str]) -> Value {
-        let told = self.told(&[arguments, &["--json"]].concat()).await;
+        let told = self.told(&[arguments, &["-o", "json"]].concat()).await;
         serde_json::from_str(&told).expect("JSON")
     }
 
@@ -123,7 +123,7 @@ fn rows(top: &Value) -> HashMap<String, u64> {
 async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
     let each = size(60, 6_000);
     let mut app = App::start(&[]).await;
-    app.told(&["pause"]).await;
+    app.told(&["pause", "--all"]).await;
     app.pauses(1.0).await;
     app.fill(each, 3).await;
     let top = app.json(&["top", "--exact"]).await;
@@ -134,8 +134,9 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
 
     // With a running consumer.
     let first = shop::domain(1);
-    let refused = app.cell.spillway(&["queue", "drop", "--shop", &first]).await;
-    assert_eq!(refused.status.code(), Some(64), "without --yes");
+    let unchanged = app.json(&["queue", "drop", "--shop", &first]).await;
+    assert_eq!((&unchanged["dry_run"], &unchanged["dropped"]), (&true.into(), &0.into()));
+    assert_eq!(unchanged["matched"], 3 * each, "without --yes");
     let dropped = app.json(&["queue", "drop", "--shop", &first, "--yes"]).await;
     say(&format!("verbs: {dropped}"));
     assert_eq!(dropped["matched"], 3 * each);
@@ -242,7 +243,7 @@ async fn a_paused_shop_that_fills_the_index_leaves_room_for_the_others() {
     let of_paused = |sequence| (1..=many).map(move |resource| item(5, resource, sequence));
     let others = |sequence| (1..=few).map(move |resource| item(6, many + resource, sequence));
     // The index is full of webhooks from before the pause, and must also hold later ones.
-    app.told(&["pause"]).await;
+    app.told(&["pause", "--all"]).await;
     app.pauses(1.0).await;
     app.feed.store(of_paused(1).chain(others(1)).collect()).await;
     let domain = shop::domain(5);
@@ -275,7 +276,7 @@ async fn a_drop_amid_coalescing_leaves_the_newest_of_each_resource() {
             items.push((event, shop::webhook(resource % SHOPS, topic, event)));
         }
     }
-    app.told(&["pause"]).await;
+    app.told(&["pause", "--all"]).await;
     app.pauses(1.0).await;
     app.feed.store(items).await;
     app.told(&["resume"]).await;
@@ -300,10 +301,10 @@ async fn a_replay_that_is_to_be_dropped_is_not_delivered_by_the_next_leader() {
     let refused = app.backend.count();
     app.backend.behave(|_| Behaviour::ok());
     app.downstreamer.kill9();
-    app.told(&["dead", "replay", "--all"]).await;
+    app.told(&["dead", "replay", "--all", "--yes"]).await;
     let first = shop::domain(1);
     let dropped =
-        app.told(&["queue", "drop", "--shop", &first, "--yes", "--no-wait", "--json"]).await;
+        app.told(&["queue", "drop", "--shop", &first, "--yes", "--no-wait", "-o", "json"]).await;
     assert!(dropped.contains(r#""matched":3"#), "{dropped}");
     app.downstreamer.restart();
     app.empty().await;
@@ -345,6 +346,46 @@ async fn a_topic_or_a_resource_is_paused_as_well() {
     assert_eq!(order, [1, 2]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_shows_where_the_leader_runs_and_what_its_readyz_says() {
+    let app = App::start(&[]).await;
+    let leader = async || app.json(&["status"]).await["consumers"][0]["leader"].clone();
+    assert_eq!(leader().await["pid"], app.downstreamer.id());
+    until("it is ready", SOON, async || leader().await["state"] == "ready").await;
+    app.backend.behave(|_| Behaviour::status(404));
+    app.fill(100, 1).await;
+    app.downstreamer.unready("backend_refuses").await;
+    let refuses = async || {
+        let state = leader().await["state"].as_str().unwrap_or_default().to_owned();
+        state.contains("backend_refuses")
+    };
+    until("the status says so", SOON, refuses).await;
+    let told = app.told(&["status"]).await;
+    assert!(told.contains(&format!(":{}", app.downstreamer.id())), "{told}");
+    assert!(told.contains("backend_refuses"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_health_of_a_process_is_its_exit_code() {
+    let mut app = App::start(&[]).await;
+    let address = app.downstreamer.admin_address().to_string();
+    let health = async |cell: &Cell| {
+        let output = cell.spillway(&["health", "--admin-listen", &address]).await;
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"))
+    };
+    let (code, told) = health(&app.cell).await;
+    assert!(code == Some(0) && told.contains("alive"), "{told}");
+    app.downstreamer.sigstop();
+    let (code, told) = health(&app.cell).await;
+    assert!(code == Some(1) && told.contains("no answer"), "{told}");
+    app.downstreamer.sigcont();
+    app.downstreamer.kill9();
+    let (code, told) = health(&app.cell).await;
+    assert!(code == Some(1) && told.contains("nothing listens"), "{told}");
+    let wrong = app.cell.spillway(&["health", "--admin-listen", "nowhere"]).await;
+    assert_eq!(wrong.status.code(), Some(78));
+}
+
 /// Known states of an event: `consumers[0].facts[..].state`.
 async fn states(app: &App, event: Event) -> Vec<String> {
     let explained = app.json(&["explain", &event.webhook_id()]).await;
@@ -368,7 +409,7 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     // The second webhook is an identical copy, stored again.
     store(vec![delivered.clone(), dead.clone(), delivered.clone()]).await;
     app.empty().await;
-    app.told(&["pause"]).await;
+    app.told(&["pause", "--all"]).await;
     app.pauses(1.0).await;
     let (older, newer) = (item(2, 1, "products/update"), item(2, 2, "products/update"));
     let dropped = item(3, 1, "orders/create");
@@ -384,7 +425,7 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     assert_eq!(states(&app, newer.0).await, ["delivered"]);
     assert_eq!(states(&app, dropped.0).await, ["drop_ordered"]);
     let explained = app.json(&["explain", &older.0.webhook_id()]).await;
-    let into = &explained["consumers"][0]["facts"][0]["other_id"];
+    let into = &explained["consumers"][0]["facts"][0]["other_spillway_id"];
     let of_newer = app.backend.look(|all| {
         let newer = all.iter().find(|one| one.event() == newer.0).expect("delivered");
         newer.spillway_id().to_owned()
@@ -394,9 +435,10 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     assert!(by_id.contains("was delivered, 1 attempt"), "{by_id}");
     let explained = app.json(&["explain", &delivered.0.webhook_id()]).await;
     let facts = &explained["consumers"][0]["facts"];
-    let (first, copy) = (&facts[0]["id"], facts[1]["id"].as_str().expect("an id"));
+    let (first, copy) =
+        (&facts[0]["spillway_id"], facts[1]["spillway_id"].as_str().expect("an id"));
     let of_copy = app.json(&["explain", copy]).await;
-    assert_eq!(&of_copy["consumers"][0]["facts"][0]["other_id"], first);
+    assert_eq!(&of_copy["consumers"][0]["facts"][0]["other_spillway_id"], first);
     let unknown = app.cell.spillway(&["explain", "no-such-webhook"]).await;
     let told = String::from_utf8_lossy(&unknown.stdout).into_owned();
     assert_eq!(unknown.status.code(), Some(1), "{told}");

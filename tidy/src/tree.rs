@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::facts::Facts;
 
 /// Crates that are shipped, by directory.
-pub const PRODUCT: [&str; 12] = [
+pub const PRODUCT: [&str; 13] = [
     "webhook",
     "queue",
     "env-file",
@@ -16,6 +16,7 @@ pub const PRODUCT: [&str; 12] = [
     "limiter",
     "delivery",
     "consumer",
+    "trace",
     "request-receiver",
     "downstreamer",
     "kafka_producer",

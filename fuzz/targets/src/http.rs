@@ -21,8 +21,8 @@ use request_receiver::shared::ShardContext;
 use request_receiver::shutdown::Shutdown;
 use request_receiver::store::Store;
 use request_receiver::stream::Stream;
+use request_receiver::tls::Handshakes;
 use request_receiver::topics::TopicMetrics;
-use spillway_process::supervisor::Watchdog;
 use spillway_process::{Background, Checker, ServerArgs as _};
 use spillway_webhook::pack::{Pack, Record, Records};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -77,7 +77,7 @@ impl Bench {
             shares: Arc::default(),
             metrics: metrics.clone(),
             topics,
-            watchdog: runtime.block_on(async { Watchdog::start() }),
+            tls: None,
             shutdown: Shutdown::default(),
             background: Background::default(),
             settings,
@@ -86,6 +86,8 @@ impl Bench {
             metrics,
             shutdown: Shutdown::default(),
             times: PhaseTimes { headers: PATIENCE, idle: PATIENCE },
+            tls: None,
+            handshakes: Handshakes::default(),
             handler: Arc::new(RequestHandler::new(shared, store, batches.clone())),
         });
         Self { runtime, serving, batches }

@@ -35,6 +35,7 @@ pub(super) fn commit(
     let link = &session.link;
     link.commit().map_err(|error| exporter.stop(link, Call::Commit, &error))?;
     exporter.metrics.committed(&open.received_at_ms, wall_clock_ms());
+    open.end_spans(exporter.metrics.tracer.as_ref(), None);
     exporter.well(link);
     session.through = through;
     session.committed = open.position;

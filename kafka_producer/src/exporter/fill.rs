@@ -167,16 +167,20 @@ fn send_record(
     commit::begin_transaction(exporter, session, open)?;
     let view = current.pack.view(current.next);
     let webhook = current.webhook(exporter.leader.cell, current.next);
+    let tracer = exporter.metrics.tracer.as_ref();
+    let span = open.spans.begin(tracer, &view, webhook, &exporter.settings.topic);
+    let traceparent = span.as_ref().map(|span| span.context().to_string());
     let mut is_counted = false;
     let began = Instant::now();
     loop {
-        let record = exporter.encoder.encode(&view, webhook);
+        let record = exporter.encoder.encode(&view, webhook, traceparent.as_deref());
         if record.is_fallback && !std::mem::replace(&mut is_counted, true) {
             exporter.metrics.fallbacks.count_bytes(view.topic().as_deref());
         }
         let bytes = record.value.len() + record.key.len() + RECORD_BYTES;
         let Err(error) = link.send(record, open.records()) else {
             open.sent(current.place(), view.received_at_ms, bytes, Instant::now());
+            open.spans.add(span);
             return Ok(());
         };
         let is_empty = link.in_flight() == 0;
@@ -186,6 +190,7 @@ fn send_record(
             Fault::Retry | Fault::Refused => {
                 link.reports().refuse(open.records(), &error);
                 open.sent(current.place(), view.received_at_ms, 0, Instant::now());
+                open.spans.add(span);
                 return Err(Stop::Redo);
             }
             _ => return Err(exporter.stop(link, Call::Send, &error)),

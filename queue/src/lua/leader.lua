@@ -1,12 +1,14 @@
 #!lua flags=allow-oom
 -- Leader election of a consumer. It needs no clock of Redis: the leader increments a counter. A
 -- standby that has seen it stand still for long enough, by the standby's own clock, may take over.
--- KEYS  1 leader  2 consumers  3 dead bytes  4 controls
+-- KEYS  1 leader  2 consumers  3 dead bytes  4 controls  5 instance
 -- ARGV  1 bump | take | release  2 token  3 consumer  4 value that was seen ('' = none)
+--       5 host  6 process id  7 state, for an operator
 local current = redis.call('GET', KEYS[1]) or ''
 local token, counter = string.match(current, '^([^:]*):(%d+)$')
 local function mine(count)
   redis.call('SET', KEYS[1], ARGV[2] .. ':' .. string.format('%.0f', count))
+  redis.call('HSET', KEYS[5], 'token', ARGV[2], 'host', ARGV[5], 'pid', ARGV[6], 'state', ARGV[7])
   local now = redis.call('TIME')
   local ms = now[1] .. string.sub(string.format('%06d', now[2]), 1, 3)
   redis.call('HSET', KEYS[2], ARGV[3], ms)
@@ -23,7 +25,7 @@ if ARGV[1] == 'take' then
 end
 if token ~= ARGV[2] then return {0, '0', '0', '0', '0'} end
 if ARGV[1] == 'release' then
-  redis.call('DEL', KEYS[1])
+  redis.call('DEL', KEYS[1], KEYS[5])
   return {1, '0', '0', '0', '0'}
 end
 return mine(tonumber(counter) + 1)

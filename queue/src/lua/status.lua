@@ -44,7 +44,11 @@ for _, reply in ipairs(groups) do
     aside,
     redis.call('XLEN', own .. ':dead'),
     redis.call('GET', own .. ':dead:bytes') or '0',
-    {redis.call('HGETALL', own .. ':controls'), redis.call('HGET', KEYS[4], group.name) or ''},
+    {
+      redis.call('HGETALL', own .. ':controls'),
+      redis.call('HGET', KEYS[4], group.name) or '',
+      redis.call('HMGET', own .. ':instance', 'token', 'host', 'pid', 'state'),
+    },
   }
 end
 return rows

@@ -34,7 +34,7 @@ async fn pauses_are_counted_by_version_and_seen_by_the_leader() {
     let read = controls::read(&redis, connection, "http").await.unwrap();
     let paused: Vec<_> = read.pauses.iter().map(|pause| pause.since_ms).collect();
     assert_eq!((read.version, paused), (3, vec![4, 5]));
-    assert_eq!(http.claim.bump(&mut http.connection).await.unwrap().controls, 3);
+    assert_eq!(http.claim.bump(&mut http.connection, "ready").await.unwrap().controls, 3);
     let connection = &mut http.connection;
     let resumed = controls::resume(&redis, connection, "http", &[shop(), shop()]).await.unwrap();
     assert_eq!(resumed, (1, 4));

@@ -35,7 +35,7 @@ async fn dead_letters_are_listed_page_by_page_as_they_were_given_up() {
     let (mut http, letters) = having_given_up(&server, given_up).await;
     let first = &letters[0];
     assert_eq!((first.webhook, &first.pack[..]), (webhook(1), &b"pack of 1"[..]));
-    let labels = [&first.shop, &first.topic, &first.resource, &first.delivery_id];
+    let labels = [&first.shop, &first.topic, &first.resource, &first.webhook_id];
     assert_eq!(labels, ["a.myshopify.com", "orders/create", "product/1", "b54557e4"]);
     assert_eq!((&first.reason[..], first.status, first.attempts), ("refused", 404, 9));
     assert_eq!(&first.answer[..], b"no such route");

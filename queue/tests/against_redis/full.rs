@@ -16,7 +16,7 @@ async fn a_consumer_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
     let ids = server.append(&[b"one", b"two", b"three"]).await;
     server.fill_to_the_brim().await;
     let mut http = TestConsumer::start(&server, "http").await;
-    let confirmed = http.claim.bump(&mut http.connection).await.unwrap();
+    let confirmed = http.claim.bump(&mut http.connection, "ready").await.unwrap();
     assert!(confirmed.is_full);
 
     let settlement = Settlement {
@@ -77,6 +77,6 @@ async fn draining_a_full_redis_makes_room_for_what_comes() {
     assert_eq!(read.unwrap().len(), 2);
     let last = *ids.last().unwrap();
     http.settle(&up_to(last, ids.len() as u64, ids.len() as u64)).await.unwrap();
-    assert!(!http.claim.bump(&mut http.connection).await.unwrap().is_full);
+    assert!(!http.claim.bump(&mut http.connection, "ready").await.unwrap().is_full);
     appender.append(&pack, 1).await.unwrap();
 }

@@ -32,12 +32,12 @@ async fn a_seat_is_taken_only_from_the_leader_that_was_seen() {
     let (a, b) = (Candidacy::new(server.redis(), "http"), Candidacy::new(server.redis(), "http"));
     a.take(&mut connection, "").await.unwrap();
     let seen = b.look(&mut connection).await.unwrap();
-    a.bump(&mut connection).await.unwrap();
+    a.bump(&mut connection, "ready").await.unwrap();
     let moved = b.look(&mut connection).await.unwrap();
     assert_eq!(moved, format!("{}:2", a.token()));
     assert!(matches!(b.take(&mut connection, &seen).await, Err(QueueError::Fenced)));
     b.take(&mut connection, &moved).await.unwrap();
-    assert!(matches!(a.bump(&mut connection).await, Err(QueueError::Fenced)));
+    assert!(matches!(a.bump(&mut connection, "ready").await, Err(QueueError::Fenced)));
     assert!(matches!(a.release(&mut connection).await, Err(QueueError::Fenced)));
     assert_eq!(b.look(&mut connection).await.unwrap(), format!("{}:1", b.token()));
 }
@@ -52,7 +52,7 @@ async fn a_seat_that_is_given_up_is_free_at_once() {
     let since_epoch = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64;
     assert!(since_epoch.abs_diff(taken.now_ms) < 60_000, "{taken:?}");
     a.release(&mut connection).await.unwrap();
-    assert!(matches!(a.bump(&mut connection).await, Err(QueueError::Fenced)));
+    assert!(matches!(a.bump(&mut connection, "ready").await, Err(QueueError::Fenced)));
     assert_eq!(b.look(&mut connection).await.unwrap(), "");
     b.take(&mut connection, "").await.unwrap();
 }
@@ -61,15 +61,15 @@ async fn a_seat_that_is_given_up_is_free_at_once() {
 async fn a_leader_learns_what_its_dead_letters_hold_and_whether_redis_is_full() {
     let server = Server::start(&["--maxmemory", "100mb"]).await;
     let mut http = TestConsumer::start(&server, "http").await;
-    let before = http.claim.bump(&mut http.connection).await.unwrap();
+    let before = http.claim.bump(&mut http.connection, "ready").await.unwrap();
     assert_eq!((before.dead_bytes, before.is_full), (0, false));
     let given_up = vec![dead(1, "orders/create"), dead(2, "products/update")];
     let about: u64 = given_up.iter().map(spillway_queue::settle::Dead::size_bytes).sum();
     http.settle(&Settlement { dead: given_up, ..Settlement::default() }).await.unwrap();
     server.fill_to_the_brim().await;
-    let after = http.claim.bump(&mut http.connection).await.unwrap();
+    let after = http.claim.bump(&mut http.connection, "ready").await.unwrap();
     assert!(after.is_full);
     assert!(after.dead_bytes > 0 && after.dead_bytes.abs_diff(about) < 100, "{after:?}");
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    assert!(!http.claim.bump(&mut http.connection).await.unwrap().is_full);
+    assert!(!http.claim.bump(&mut http.connection, "ready").await.unwrap().is_full);
 }

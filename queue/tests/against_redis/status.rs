@@ -52,7 +52,14 @@ async fn replays_and_dead_letters_are_seen_beside_the_main_stream() {
     assert_eq!(http_status.dead.letters, 1);
     assert!(http_status.dead.bytes > 0);
     assert_eq!(http_status.cursor, ids[2].to_string());
-    assert_eq!(http_status.leader.as_deref(), Some(http.claim.token()));
+    let leader = http_status.leader.as_ref().expect("it leads");
+    assert_eq!(leader.token, http.claim.token());
+    let instance = leader.instance.as_ref().expect("it says where it runs");
+    assert_eq!((instance.pid, &instance.state[..]), (std::process::id(), "starting"));
+    assert_eq!(leader.to_string(), format!("{}:{}", instance.host, instance.pid));
+    http.claim.bump(&mut http.connection, "ready; 2 lanes wait").await.unwrap();
+    let bumped = self::status(&server).await.consumers[0].leader.clone().expect("it leads");
+    assert_eq!(bumped.instance.expect("it runs").state, "ready; 2 lanes wait");
     let age = http_status.oldest_age_seconds.unwrap();
     assert!((3_600.0..3_660.0).contains(&age), "{age}");
     assert!(http_status.last_seen.ago_seconds.is_some_and(|seen| seen < 60.0), "{http_status:?}");

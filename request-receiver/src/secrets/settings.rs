@@ -25,13 +25,15 @@ pub struct SecretArgs {
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET", hide_env_values = true)]
     shopify_client_secret: Option<String>,
 
-    /// File with the client secret, one per line; read again on SIGHUP
+    /// File with the client secret, one per line; read again on SIGHUP, and within 10 s of a
+    /// change
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET_FILE")]
     shopify_client_secret_file: Option<PathBuf>,
 
     /// Directory with a file for each shop that has client secrets of its own, as with custom apps:
-    /// named by its domain (example.myshopify.com), one secret per line; read again on SIGHUP. A
-    /// shop's secrets are valid for this shop alone, the app's for all
+    /// named by its domain (example.myshopify.com), one secret per line; read again on SIGHUP,
+    /// and within 10 s after a file was created, replaced or removed. A shop's secrets are valid for this
+    /// shop alone, the app's for all
     #[arg(long, env = "SHOP_SECRETS_DIR")]
     shop_secrets_dir: Option<PathBuf>,
 
@@ -42,7 +44,7 @@ pub struct SecretArgs {
     #[arg(long, env = "SHOP_SECRETS_URL")]
     shop_secrets_url: Option<String>,
 
-    /// File with a bearer token for SHOP_SECRETS_URL; read again on SIGHUP
+    /// File with a bearer token for SHOP_SECRETS_URL; read again on SIGHUP, and within 10 s of a change
     #[arg(long, env = "SHOP_SECRETS_TOKEN_FILE")]
     shop_secrets_token_file: Option<PathBuf>,
 

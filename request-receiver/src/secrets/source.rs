@@ -268,17 +268,24 @@ impl SecretSource {
         }
     }
 
-    /// Reads the token again. If it can't be read, the old one stays.
-    pub fn reload(&self) {
+    /// File of the bearer token, if there is one.
+    pub fn token_file(&self) -> Option<&PathBuf> {
+        self.settings.token_file.as_ref()
+    }
+
+    /// Reads the token again. If it can't be read, the old one stays, and this returns false.
+    pub fn reload(&self) -> bool {
         match self.settings.read_token() {
             Ok(authorization) => {
                 self.authorization.store(Arc::new(authorization));
                 if self.settings.token_file.is_some() {
                     tracing::info!("SHOP_SECRETS_TOKEN_FILE read again");
                 }
+                true
             }
             Err(problem) => {
                 tracing::error!(%problem, "SHOP_SECRETS_TOKEN_FILE could not be read again; the old token stays");
+                false
             }
         }
     }

@@ -9,14 +9,14 @@ use spillway_webhook::shopify::Headers;
 use spillway_webhook::{WebhookId, freshness};
 
 use crate::failure::Failure;
-use crate::filter::{self, webhook_id};
+use crate::filter::{self, spillway_id};
 use crate::out::now_ms;
 
 /// Filters as given on the command line. A dead letter must match all of them.
 #[derive(Debug, Args)]
 pub(super) struct WrittenFilter {
     /// Spillway-Id of one dead letter
-    id: Option<String>,
+    spillway_id: Option<String>,
 
     #[command(flatten)]
     which: filter::FilterArguments,
@@ -50,7 +50,7 @@ impl WrittenFilter {
             text.map(|text| moment_ms(flag, &text, now_ms)).transpose()
         };
         Ok(DeadFilter {
-            id: self.id.as_deref().map(webhook_id).transpose()?,
+            id: self.spillway_id.as_deref().map(spillway_id).transpose()?,
             which: self.which.filter(),
             since_ms: moment("--since", self.since)?,
             until_ms: moment("--until", self.until)?,
@@ -91,7 +91,7 @@ impl DeadFilter {
                 shop: &letter.shop,
                 topic: &letter.topic,
                 app: &app,
-                delivery_id: &letter.delivery_id,
+                webhook_id: &letter.webhook_id,
                 resource: || letter.resource.clone(),
             })
             && self.since_ms.is_none_or(|since| letter.id.ms >= since)
@@ -100,7 +100,7 @@ impl DeadFilter {
 }
 
 /// App of a dead letter, from its headers; empty if it has none.
-fn app_of(letter: &DeadLetter) -> String {
+pub(super) fn app_of(letter: &DeadLetter) -> String {
     let Ok(pack) = Pack::decode(&letter.pack) else { return String::new() };
     let view = pack.view(0);
     String::from_utf8_lossy(view.value(APP_HEADER.as_str()).unwrap_or_default()).into_owned()
@@ -135,7 +135,7 @@ mod tests {
             shop: "a.myshopify.com".to_owned(),
             topic: "orders/create".to_owned(),
             resource: "order/12".to_owned(),
-            delivery_id: "d-1".to_owned(),
+            webhook_id: "d-1".to_owned(),
             reason: "refused".to_owned(),
             status: 400,
             attempts: 1,
@@ -146,7 +146,7 @@ mod tests {
 
     fn given(set: impl FnOnce(&mut WrittenFilter)) -> WrittenFilter {
         let mut arguments = WrittenFilter {
-            id: None,
+            spillway_id: None,
             which: filter::FilterArguments::default(),
             since: None,
             until: None,
@@ -165,8 +165,8 @@ mod tests {
 
     #[test]
     fn each_filter_matches_and_does_not() {
-        check(true, |f| f.id = Some(ID.to_owned()));
-        check(false, |f| f.id = Some(ID.replace("5000", "5001")));
+        check(true, |f| f.spillway_id = Some(ID.to_owned()));
+        check(false, |f| f.spillway_id = Some(ID.replace("5000", "5001")));
         check(true, |f| f.which.shop = Some("a.myshopify.com".to_owned()));
         check(false, |f| f.which.shop = Some("a".to_owned()));
         check(true, |f| f.which.topic = Some("orders/create".to_owned()));
@@ -204,6 +204,6 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         assert!(given(|f| f.since = Some("yesterday".to_owned())).checked_at(0).is_err());
-        assert!(given(|f| f.id = Some("d-1".to_owned())).checked_at(0).is_err());
+        assert!(given(|f| f.spillway_id = Some("d-1".to_owned())).checked_at(0).is_err());
     }
 }

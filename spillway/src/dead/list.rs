@@ -4,22 +4,35 @@ use serde_json::json;
 use spillway_queue::dead::DeadLetter;
 use spillway_webhook::freshness::rfc3339;
 
-use super::filter::DeadFilter;
+use super::filter::{DeadFilter, app_of};
 use super::take::NOTHING;
 use super::walk::Walk;
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{count, line, table};
 use crate::place::CellArgs;
 
-const HEADER: [&str; 8] =
-    ["ID", "DEAD AT", "SHOP", "TOPIC", "RESOURCE", "REASON", "STATUS", "ATTEMPTS"];
+/// Columns: all of them if the output is wide, else the first ones.
+const HEADER: [&str; 10] = [
+    "SPILLWAY ID",
+    "DEAD AT",
+    "SHOP",
+    "TOPIC",
+    "RESOURCE",
+    "REASON",
+    "STATUS",
+    "ATTEMPTS",
+    "WEBHOOK ID",
+    "APP",
+];
+const COLUMNS: usize = 9;
 
 /// Lists the matching dead letters.
 pub(super) async fn run(
     place: &CellArgs,
     consumer: &str,
     filter: &DeadFilter,
-    json: bool,
+    output: OutputArgs,
     limit: u32,
 ) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
@@ -28,7 +41,7 @@ pub(super) async fn run(
     let mut found = 0;
     while let Some(page) = walk.next(filter).await? {
         found += page.len();
-        if json {
+        if output.is_json() {
             page.iter().try_for_each(|letter| line(object(letter)))?;
             continue;
         }
@@ -36,22 +49,24 @@ pub(super) async fn run(
         let room = (limit as usize).saturating_sub(rows.len());
         rows.extend(page.iter().take(room).map(row));
     }
-    if json {
+    if output.is_json() {
         return Ok(());
     }
     if found == 0 {
         return Ok(line(NOTHING)?);
     }
     let more = found - rows.len();
-    line(table(HEADER, rows))?;
+    let columns = if output.is_wide() { HEADER.len() } else { COLUMNS };
+    let rows = rows.into_iter().map(|row| row.into_iter().take(columns));
+    line(table(&HEADER[..columns], rows))?;
     if more > 0 {
-        line(format_args!("and {more} more: use --limit, --json or a filter"))?;
+        line(format_args!("and {more} more: use --limit, -o json or a filter"))?;
     }
     eprintln!("{}", count(found as u64, "dead letter"));
     Ok(())
 }
 
-fn row(letter: &DeadLetter) -> [String; 8] {
+fn row(letter: &DeadLetter) -> [String; HEADER.len()] {
     [
         letter.webhook.to_string(),
         rfc3339(letter.id.ms),
@@ -61,6 +76,8 @@ fn row(letter: &DeadLetter) -> [String; 8] {
         letter.reason.clone(),
         status(letter.status),
         letter.attempts.to_string(),
+        letter.webhook_id.clone(),
+        app_of(letter),
     ]
 }
 
@@ -71,11 +88,12 @@ pub(super) fn status(status: u16) -> String {
 
 fn object(letter: &DeadLetter) -> serde_json::Value {
     json!({
-        "id": letter.webhook.to_string(),
+        "spillway_id": letter.webhook.to_string(),
         "shop": letter.shop,
         "topic": letter.topic,
         "resource": letter.resource,
-        "delivery_id": letter.delivery_id,
+        "webhook_id": letter.webhook_id,
+        "app": app_of(letter),
         "reason": letter.reason,
         "status": letter.status,
         "attempts": letter.attempts,

@@ -10,7 +10,7 @@ use super::filter::DeadFilter;
 use super::list::status;
 use super::walk::Walk;
 use crate::failure::Failure;
-use crate::filter::webhook_id;
+use crate::filter::spillway_id;
 use crate::out::{line, printable, table};
 use crate::place::CellArgs;
 
@@ -39,7 +39,7 @@ pub(super) async fn run(
 }
 
 async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<DeadLetter, Failure> {
-    let filter = DeadFilter::only(webhook_id(id)?);
+    let filter = DeadFilter::only(spillway_id(id)?);
     let (redis, mut connection) = place.connect().await?;
     let mut walk = Walk::new(&redis, &mut connection, consumer);
     while let Some(page) = walk.next(&filter).await? {
@@ -53,6 +53,7 @@ async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<DeadLetter, 
 fn text(letter: &DeadLetter, record: &Record) -> String {
     let facts = [
         ("Spillway-Id", letter.webhook.to_string()),
+        ("webhook id", letter.webhook_id.clone()),
         ("shop", letter.shop.clone()),
         ("topic", letter.topic.clone()),
         ("resource", letter.resource.clone()),
@@ -62,7 +63,7 @@ fn text(letter: &DeadLetter, record: &Record) -> String {
         ("last status", status(letter.status)),
         ("attempts", letter.attempts.to_string()),
     ];
-    let mut text = table(["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
+    let mut text = table(&["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
     if !letter.answer.is_empty() {
         text.push_str("\n\nthe last answer began:\n");
         text.push_str(printable(&letter.answer).trim_end());

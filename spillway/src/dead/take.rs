@@ -11,8 +11,9 @@ use spillway_webhook::{StreamId, WebhookId};
 
 use super::filter::{DeadFilter, WrittenFilter};
 use super::walk::Walk;
-use crate::consent::Consent;
+use crate::consent::{Confirmation, Consent, dry_run};
 use crate::failure::Failure;
+use crate::filter::FILTERS;
 use crate::out::{Progress, count, float, line};
 use crate::place::CellArgs;
 
@@ -31,9 +32,8 @@ pub(super) struct ReplayArguments {
     /// Number per second; default: as fast as they are taken
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
-    /// Only print how many there are
-    #[arg(long)]
-    dry_run: bool,
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 #[derive(Debug, Args)]
@@ -64,8 +64,9 @@ pub(super) async fn replay(
     if number == 0 {
         return Ok(line(NOTHING)?);
     }
-    if arguments.dry_run {
-        return Ok(line(format_args!("{} would be replayed", count(number, "dead letter")))?);
+    if !arguments.confirmation.yes {
+        let effect = format!("{} would be replayed", count(number, "dead letter"));
+        return Ok(line(dry_run(&effect, "replay them"))?);
     }
     let mut work =
         TakeWork { redis, connection, consumer, how: Take::Replay, rate: arguments.rate };
@@ -89,7 +90,11 @@ pub(super) async fn drop(
     if number == 0 {
         return Ok(line(NOTHING)?);
     }
-    consent.given(number, "dead letter", consumer)?;
+    if !consent.confirmation.yes {
+        let number = count(number, "dead letter");
+        let effect = format!("{number} would be dropped for {consumer}, for good");
+        return Ok(line(dry_run(&effect, "drop them"))?);
+    }
     let mut work = TakeWork { redis, connection, consumer, how: Take::Drop, rate: None };
     let taken = work.take(&found.letters, "dropped").await?;
     told("dropped", taken, number)
@@ -99,11 +104,9 @@ pub(super) async fn drop(
 fn some_filter(filter: WrittenFilter, all: bool) -> Result<DeadFilter, Failure> {
     let filter = filter.checked()?;
     if filter.is_empty() && !all {
-        return Err(Failure::Usage(
-            "give an id or a filter (--shop, --topic, --resource, --app, --webhook-id, --since, \
-             --until), or --all"
-                .to_owned(),
-        ));
+        return Err(Failure::Usage(format!(
+            "give a Spillway-Id or a filter ({FILTERS}, --since, --until), or --all"
+        )));
     }
     Ok(filter)
 }

@@ -2,7 +2,7 @@
 //! anything runs.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
@@ -13,7 +13,9 @@ use spillway_webhook::Secrets;
 use super::children::Recipe;
 use super::state::CellDirectory;
 use crate::failure::Failure;
+use crate::http::reachable;
 use crate::place::CellArgs;
+use crate::programs;
 use crate::secret::SecretArguments;
 
 /// Arguments of `dev`. Other settings of the receiver and the downstreamer come from the
@@ -192,21 +194,9 @@ fn free(checker: &mut Checker, key: &str, text: &str) -> SocketAddr {
     address
 }
 
-/// Address by which a listener can be reached from this machine.
-pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
-    let ip = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(ip, listen.port())
-}
-
-/// Path of another of our binaries, in the directory of this one.
+/// Path of another of our binaries, which must exist.
 fn beside_us(name: &str) -> Result<PathBuf, Failure> {
-    let own = std::env::current_exe()
-        .map_err(|error| Failure::Failed(format!("cannot find this executable: {error}")))?;
-    let program = own.with_file_name(name);
+    let program = programs::beside_us(name)?;
     if program.is_file() {
         return Ok(program);
     }
@@ -230,16 +220,5 @@ mod tests {
         let told = checker.finish(()).unwrap_err().to_string();
         assert!(told.contains("set LISTEN to a free address"), "{told}");
         assert!(told.contains("DEMO_LISTEN: must be a TCP address"), "{told}");
-    }
-
-    #[test]
-    fn an_unspecified_address_is_reached_on_this_machine() {
-        for (listen, expected) in [
-            ("0.0.0.0:80", "127.0.0.1:80"),
-            ("[::]:80", "[::1]:80"),
-            ("10.0.0.1:80", "10.0.0.1:80"),
-        ] {
-            assert_eq!(reachable(listen.parse().unwrap()).to_string(), expected);
-        }
     }
 }

@@ -6,9 +6,8 @@ use std::time::Duration;
 use http::StatusCode;
 use spillway_queue::status;
 
-use super::plan::reachable;
 use crate::failure::Failure;
-use crate::http::HttpClient;
+use crate::http::{HttpClient, reachable};
 use crate::out::{Progress, printable};
 use crate::place::CellArgs;
 
@@ -40,7 +39,7 @@ pub(super) async fn process(name: &str, admin: SocketAddr) -> Result<(), Failure
     loop {
         let reason = match client.get(&url).await {
             Ok(answer) if answer.status == StatusCode::OK => return Ok(()),
-            Ok(answer) => printable(&answer.body).trim().to_owned(),
+            Ok(answer) => printable(&answer.body).lines().next().unwrap_or_default().to_owned(),
             Err(error) => error,
         };
         progress.tell(|| format!("waiting for the {name}: {reason}"));

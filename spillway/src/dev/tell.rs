@@ -39,7 +39,7 @@ pub(super) fn what_runs(plan: &DevPlan) -> Result<(), Failure> {
     if let Some(address) = plan.demo_listen {
         rows.push(row("demo backend", format!("http://{address}, prints each delivery"), "here"));
     }
-    line(table(["RUNS", "WHERE", "LOG"], rows))?;
+    line(table(&["RUNS", "WHERE", "LOG"], rows))?;
     Ok(line("")?)
 }
 

@@ -3,12 +3,9 @@
 use http::StatusCode;
 
 use super::finding::Finding;
+use crate::health::{DOWNSTREAMER, KAFKA_PRODUCER, RECEIVER};
 use crate::http::HttpClient;
 use crate::out::printable;
-
-const RECEIVER: &str = "127.0.0.1:9811";
-const DOWNSTREAMER: &str = "127.0.0.1:9812";
-const KAFKA_PRODUCER: &str = "127.0.0.1:9813";
 
 /// Admin addresses of the processes.
 #[derive(Debug, clap::Args)]
@@ -48,8 +45,9 @@ async fn endpoint(client: &HttpClient, name: &str, given: Option<&str>, default:
             Finding::ok(format!("the {name} at {address} is ready"))
         }
         Ok(answer) => {
-            let reason = printable(&answer.body);
-            let what = format!("the {name} at {address} is not ready: {}", reason.trim());
+            let text = printable(&answer.body);
+            let reason = text.lines().next().unwrap_or_default().trim();
+            let what = format!("the {name} at {address} is not ready: {reason}");
             Finding::problem(what, "its log says more")
         }
         Err(error) if given.is_some() => Finding::problem(

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::out::printable;
+use crate::out::{Colour, coloured, printable};
 
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +51,14 @@ impl Severity {
             Self::Problem => "problem",
         }
     }
+
+    fn colour(self) -> Colour {
+        match self {
+            Self::Ok => Colour::Green,
+            Self::Warning => Colour::Yellow,
+            Self::Problem => Colour::Red,
+        }
+    }
 }
 
 impl Finding {
@@ -63,8 +71,8 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let level = self.level.word();
-        write!(f, "{level:<8} {}", printable(self.what.as_bytes()))?;
+        let level = coloured(&format!("{:<8}", self.level.word()), self.level.colour());
+        write!(f, "{level} {}", printable(self.what.as_bytes()))?;
         if self.fix.is_empty() { Ok(()) } else { write!(f, "\n         -> {}", self.fix) }
     }
 }

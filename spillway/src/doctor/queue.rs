@@ -13,6 +13,7 @@ use spillway_queue::{Connection, QueueError, Redis};
 use super::finding::Finding;
 use crate::failure::Failure;
 use crate::out::{age, count, size};
+use crate::place::CellArgs;
 
 /// Policy that refuses nothing: findings are reported whatever the receivers are set to refuse.
 const MEASURED: DurabilityPolicy = DurabilityPolicy { is_required: false, is_vouched: false };
@@ -29,22 +30,21 @@ const DISK_SPARE_BYTES: u64 = 1 << 30;
 /// Percentage of `maxmemory` from which a shop is reported, a little below the default of
 /// `SHOP_MAX_QUEUED`.
 const LARGE_SHOP_PERCENT: u128 = 45;
-/// Longer than a running leader is ever silent.
-const SILENT_SECONDS: f64 = 10.0;
 
 /// Checks the queue. Also returns its consumers.
 pub(super) async fn examine(
-    redis: &Redis,
+    place: &CellArgs,
     spill_dir: Option<&Path>,
-) -> (Vec<Finding>, Vec<ConsumerStatus>) {
-    match examine_reachable(redis, spill_dir).await {
+) -> Result<(Vec<Finding>, Vec<ConsumerStatus>), Failure> {
+    let redis = place.redis()?;
+    Ok(match examine_reachable(&redis, spill_dir).await {
         Ok(found) => found,
         Err(error) => {
             let fix = "start Redis (ops/redis.conf), and check REDIS_URL and, for a unix socket, \
                        that this user may open it";
-            (vec![Finding::problem(Failure::from(error).to_string(), fix)], Vec::new())
+            (vec![Finding::problem(place.unconnected(error).to_string(), fix)], Vec::new())
         }
-    }
+    })
 }
 
 async fn examine_reachable(
@@ -175,8 +175,7 @@ fn consumers(consumers: &[ConsumerStatus]) -> Vec<Finding> {
 fn consumer(consumer: &ConsumerStatus) -> Vec<Finding> {
     let name = &consumer.name;
     let waiting = count(consumer.waiting, "webhook");
-    let is_silent = consumer.last_seen.ago_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
-    let mut findings = vec![if consumer.leader.is_none() || is_silent {
+    let mut findings = vec![if !consumer.has_live_leader() {
         let seen = consumer.last_seen.ago_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
         let fix =
             format!("start it; if it is not wanted any more: spillway consumers forget {name}");
@@ -295,12 +294,12 @@ mod tests {
 
     #[test]
     fn a_consumer_needs_a_live_leader() {
-        use spillway_queue::status::{DeadTotals, LastSeen};
+        use spillway_queue::status::{DeadTotals, LastSeen, LeaderStatus};
         let owned = ConsumerStatus {
             name: "http".to_owned(),
             waiting: 0,
             oldest_age_seconds: None,
-            leader: Some("x".to_owned()),
+            leader: Some(LeaderStatus::default()),
             last_seen: LastSeen { ago_seconds: Some(1.0), at_ms: 1 },
             cursor: "0-0".to_owned(),
             ..ConsumerStatus::default()

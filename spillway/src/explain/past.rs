@@ -153,7 +153,7 @@ impl FoundRecord {
                 "an operator ordered that it be dropped (`spillway queue drop`)".to_owned(),
             ),
         };
-        let more = json!({ "attempts": attempts, "other_id": other });
-        Fact { id: id(self.past), state, at_ms: self.at_ms, text, more }
+        let more = json!({ "attempts": attempts, "other_spillway_id": other });
+        Fact { spillway_id: id(self.past), state, at_ms: self.at_ms, text, more }
     }
 }

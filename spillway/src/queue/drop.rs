@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use spillway_queue::QueueError;
+use spillway_queue::consumers::{StartAt, register};
 use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
 use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
 use spillway_queue::status;
@@ -15,9 +16,10 @@ use spillway_webhook::fingerprint::id_key;
 use spillway_webhook::shopify::Headers;
 
 use super::list::NOTHING;
-use crate::consent::Consent;
+use crate::consent::{Consent, dry_run};
 use crate::failure::Failure;
-use crate::filter::FilterArguments;
+use crate::filter::{FILTERS, FilterArguments};
+use crate::format::OutputArgs;
 use crate::out::{Progress, count, line};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
@@ -37,9 +39,8 @@ pub(super) struct Arguments {
     /// Do not wait until the consumer has carried out the order
     #[arg(long)]
     no_wait: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// The webhooks to drop.
@@ -67,20 +68,19 @@ pub(super) async fn run(
     let filter = arguments.filter.clone().filter();
     let consent = arguments.consent;
     if filter.is_empty() && !consent.all {
-        let hint = "give a filter (--shop, --topic, --resource, --app, --webhook-id), or --all";
-        return Err(Failure::Usage(hint.to_owned()));
+        return Err(Failure::Usage(format!("give a filter ({FILTERS}), or --all")));
     }
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
     let named = find(&mut waiting, filter, consent).await?;
     consent.tell_kept(named.compliance_kept, "webhook");
-    if named.webhooks == 0 {
-        return match arguments.json {
-            true => tell(&mut waiting, consumer, 0, 0, &arguments).await,
-            false => Ok(line(NOTHING)?),
-        };
+    if named.webhooks == 0 || !consent.confirmation.yes {
+        return tell_unchanged(consumer, named.webhooks, &arguments);
     }
-    consent.given(named.webhooks, "webhook", consumer)?;
     let redis = waiting.redis.clone();
+    if !waiting.is_registered {
+        // An order is for a registered consumer. The downstreamer would register itself the same way.
+        register(&redis, waiting.connection(), Some(consumer), StartAt::Oldest).await?;
+    }
     let before = controls::carried_out(&redis, waiting.connection(), consumer).await?;
     let Named { dropping, history, webhooks, .. } = named;
     let connection = waiting.connection();
@@ -207,6 +207,28 @@ async fn watch(
     }
 }
 
+/// Reports a dry run, or that nothing matches.
+fn tell_unchanged(consumer: &str, matched: u64, arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.output.is_json() {
+        return Ok(line(object(consumer, matched, 0, arguments))?);
+    }
+    if matched == 0 {
+        return Ok(line(NOTHING)?);
+    }
+    let matched = count(matched, "webhook");
+    let effect = format!("{matched} would be dropped for {consumer}, for good");
+    Ok(line(dry_run(&effect, "drop them"))?)
+}
+
+fn object(consumer: &str, matched: u64, dropped: u64, arguments: &Arguments) -> serde_json::Value {
+    let is_dry_run = !arguments.consent.confirmation.yes;
+    let not_yet = if is_dry_run { 0 } else { matched.saturating_sub(dropped) };
+    serde_json::json!({
+        "consumer": consumer, "dry_run": is_dry_run, "matched": matched, "dropped": dropped,
+        "not_yet": not_yet,
+    })
+}
+
 async fn tell(
     waiting: &mut Waiting,
     consumer: &str,
@@ -214,13 +236,10 @@ async fn tell(
     dropped: u64,
     arguments: &Arguments,
 ) -> Result<(), Failure> {
-    let left = wanted.saturating_sub(dropped);
-    if arguments.json {
-        let object = serde_json::json!({
-            "consumer": consumer, "matched": wanted, "dropped": dropped, "not_yet": left,
-        });
-        return Ok(line(object)?);
+    if arguments.output.is_json() {
+        return Ok(line(object(consumer, wanted, dropped, arguments))?);
     }
+    let left = wanted.saturating_sub(dropped);
     if left == 0 {
         return Ok(line(format_args!("dropped {}", count(dropped, "webhook")))?);
     }

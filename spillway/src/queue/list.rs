@@ -7,6 +7,7 @@ use spillway_queue::controls::Filter;
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{Progress, line, table};
 use crate::place::CellArgs;
 use crate::walk::{Aside, Look, Met, Waiting};
@@ -14,16 +15,21 @@ use crate::walk::{Aside, Look, Met, Waiting};
 /// Message if nothing is found.
 pub(super) const NOTHING: &str = "no waiting webhook matches";
 
-const HEADER: [&str; 7] = ["ID", "RECEIVED", "SHOP", "TOPIC", "RESOURCE", "WEBHOOK ID", "WHERE"];
+/// Columns: all of them if the output is wide, else the first ones.
+const HEADER: [&str; 9] =
+    ["SPILLWAY ID", "RECEIVED", "SHOP", "TOPIC", "RESOURCE", "WEBHOOK ID", "WHERE", "APP", "BYTES"];
+const COLUMNS: usize = 7;
 
 struct Row {
-    id: String,
+    spillway_id: String,
     received: String,
     shop: String,
     topic: String,
     resource: String,
-    delivery_id: String,
+    webhook_id: String,
     aside: Option<Aside>,
+    app: String,
+    bytes: usize,
 }
 
 /// Lists the matching webhooks: replays, lanes, then the main stream, each oldest first.
@@ -31,11 +37,11 @@ pub(super) async fn run(
     place: &CellArgs,
     consumer: &str,
     filter: Filter,
-    json: bool,
+    output: OutputArgs,
     limit: u32,
 ) -> Result<(), Failure> {
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
-    let mut listing = Listing { rows: Vec::new(), json, limit: limit as usize, failed: None };
+    let mut listing = Listing { rows: Vec::new(), output, limit: limit as usize, failed: None };
     let mut progress = Progress::new();
     let mut seen = 0;
     let packs = waiting.packs;
@@ -59,18 +65,18 @@ pub(super) async fn run(
 
 struct Listing {
     rows: Vec<Row>,
-    json: bool,
+    output: OutputArgs,
     limit: usize,
     failed: Option<std::io::Error>,
 }
 
 impl Listing {
     fn is_full(&self) -> bool {
-        self.failed.is_some() || (!self.json && self.rows.len() > self.limit)
+        self.failed.is_some() || (!self.output.is_json() && self.rows.len() > self.limit)
     }
 
     fn take(&mut self, rows: Vec<Row>) -> ControlFlow<()> {
-        if self.json {
+        if self.output.is_json() {
             self.failed = rows.iter().try_for_each(|row| line(row.object())).err();
         } else {
             // One row above the limit shows that there are more.
@@ -84,7 +90,7 @@ impl Listing {
         if let Some(error) = self.failed {
             return Err(error.into());
         }
-        if self.json {
+        if self.output.is_json() {
             return Ok(());
         }
         if self.rows.is_empty() {
@@ -92,9 +98,11 @@ impl Listing {
         }
         let has_more = self.rows.len() > self.limit;
         self.rows.truncate(self.limit);
-        line(table(HEADER, self.rows.into_iter().map(Row::cells)))?;
+        let columns = if self.output.is_wide() { HEADER.len() } else { COLUMNS };
+        let rows = self.rows.into_iter().map(|row| row.cells().into_iter().take(columns));
+        line(table(&HEADER[..columns], rows))?;
         if has_more {
-            line("and more: use --limit, --json or a filter; `spillway top` counts them")?;
+            line("and more: use --limit, -o json or a filter; `spillway top` counts them")?;
         }
         Ok(())
     }
@@ -103,32 +111,46 @@ impl Listing {
 impl Row {
     fn of(met: &Met<'_>) -> Self {
         Self {
-            id: met.id.to_string(),
+            spillway_id: met.id.to_string(),
             received: rfc3339(met.view.received_at_ms),
             shop: met.shop(),
             topic: met.topic(),
             resource: met.resource(),
-            delivery_id: met.delivery_id(),
+            webhook_id: met.webhook_id(),
             aside: met.aside,
+            app: met.app(),
+            bytes: met.view.body.len(),
         }
     }
 
     fn object(&self) -> serde_json::Value {
         json!({
-            "id": self.id,
+            "spillway_id": self.spillway_id,
             "received_at": self.received,
             "shop": self.shop,
             "topic": self.topic,
             "resource": self.resource,
-            "delivery_id": self.delivery_id,
+            "webhook_id": self.webhook_id,
+            "app": self.app,
+            "bytes": self.bytes,
             "in_lane": self.aside.is_some_and(|aside| aside.replay.is_none()),
             "is_replay": self.aside.is_some_and(|aside| aside.replay.is_some()),
             "attempts": self.aside.map(|aside| aside.attempts),
         })
     }
 
-    fn cells(self) -> [String; 7] {
+    fn cells(self) -> [String; HEADER.len()] {
         let place = self.aside.map_or_else(|| "main".to_owned(), |aside| aside.to_string());
-        [self.id, self.received, self.shop, self.topic, self.resource, self.delivery_id, place]
+        [
+            self.spillway_id,
+            self.received,
+            self.shop,
+            self.topic,
+            self.resource,
+            self.webhook_id,
+            place,
+            self.app,
+            self.bytes.to_string(),
+        ]
     }
 }

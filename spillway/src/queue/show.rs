@@ -8,7 +8,7 @@ use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
-use crate::filter::webhook_id;
+use crate::filter::spillway_id;
 use crate::out::{line, printable, table};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
@@ -26,7 +26,7 @@ pub(super) async fn run(
     id: &str,
     body_only: bool,
 ) -> Result<(), Failure> {
-    let id = webhook_id(id)?;
+    let id = spillway_id(id)?;
     let shown = find(place, consumer, id).await?;
     if body_only {
         let mut output = std::io::stdout();
@@ -65,13 +65,14 @@ impl ShownWebhook {
         let aside = met.aside.map(|aside| aside.to_string());
         let facts = [
             ("Spillway-Id", met.id.to_string()),
+            ("webhook id", met.webhook_id()),
             ("shop", met.shop()),
             ("topic", met.topic()),
             ("resource", met.resource()),
             ("received", rfc3339(met.view.received_at_ms)),
             ("waits in", aside.unwrap_or_else(|| "the main stream".to_owned())),
         ];
-        let mut text = table(["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
+        let mut text = table(&["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
         text.push_str(&format!("\n\nPOST {}\n", printable(met.view.target)));
         for (name, value) in met.view.headers() {
             text.push_str(&format!("{}: {}\n", printable(name), printable(value)));

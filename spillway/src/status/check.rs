@@ -11,10 +11,8 @@ use clap::Args;
 use spillway_queue::status::{CellStatus, ConsumerStatus, QueueStatus};
 
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{age, count, line, printable};
-
-/// Longer than a running leader is ever silent.
-const SILENT_SECONDS: f64 = 10.0;
 
 /// Limits above which the state is a warning or critical.
 #[derive(Debug, Clone, Args)]
@@ -52,11 +50,13 @@ enum Grade {
 pub(super) fn tell(
     read: Result<CellStatus, Failure>,
     thresholds: &Thresholds,
-    json: bool,
+    output: OutputArgs,
 ) -> Result<ExitCode, Failure> {
     let (grade, text) = match &read {
         Ok(status) => summary(status, judge(status, thresholds)),
-        Err(failure @ Failure::Queue(_)) => (Grade::Critical, failure.to_string()),
+        Err(failure @ (Failure::Queue(_) | Failure::Denied(_))) => {
+            (Grade::Critical, failure.to_string())
+        }
         // Invalid settings are no statement about the queue.
         Err(_) => return read.map(|_| ExitCode::SUCCESS),
     };
@@ -65,7 +65,7 @@ pub(super) fn tell(
         Grade::Warning => "WARNING",
         Grade::Critical => "CRITICAL",
     };
-    if json {
+    if output.is_json() {
         line(serde_json::json!({ "status": word.to_lowercase(), "text": text }))?;
     } else {
         line(printable(format!("SPILLWAY {word}: {text}").as_bytes()))?;
@@ -111,8 +111,7 @@ fn fullness(queue: &QueueStatus, thresholds: &Thresholds) -> Option<(Grade, Stri
 fn of_consumer(consumer: &ConsumerStatus, thresholds: &Thresholds) -> Vec<(Grade, String)> {
     let mut findings = Vec::new();
     let name = &consumer.name;
-    let is_silent = consumer.last_seen.ago_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
-    if consumer.leader.is_none() || is_silent {
+    if !consumer.has_live_leader() {
         let seen = consumer.last_seen.ago_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
         findings.push((Grade::Critical, format!("{name} has no live leader (last seen: {seen})")));
     }
@@ -139,7 +138,7 @@ fn of_consumer(consumer: &ConsumerStatus, thresholds: &Thresholds) -> Vec<(Grade
 mod tests {
     use super::*;
     use clap::Parser;
-    use spillway_queue::status::LastSeen;
+    use spillway_queue::status::{LastSeen, LeaderStatus};
 
     #[derive(Parser)]
     struct Flags {
@@ -152,7 +151,7 @@ mod tests {
             name: "http".to_owned(),
             waiting: 12,
             oldest_age_seconds: Some(60.0),
-            leader: Some("x".to_owned()),
+            leader: Some(LeaderStatus::default()),
             last_seen: LastSeen { ago_seconds: Some(0.5), at_ms: 1 },
             ..ConsumerStatus::default()
         };

@@ -10,6 +10,7 @@ use spillway_webhook::freshness::rfc3339;
 
 use super::text;
 use crate::failure::Failure;
+use crate::format::OutputArgs;
 use crate::out::{float, line, now_ms};
 use crate::place::CellArgs;
 
@@ -29,7 +30,7 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
 pub(super) async fn run(
     place: &CellArgs,
     every: Duration,
-    json: bool,
+    output: OutputArgs,
 ) -> Result<ExitCode, Failure> {
     let (redis, connection) = place.connect().await?;
     let mut connection = Some(connection);
@@ -47,7 +48,7 @@ pub(super) async fn run(
             Ok(status) => {
                 let at = Instant::now();
                 let rates = Rates::between(before.as_ref(), at, &status);
-                show(&status, &rates, json)?;
+                show(&status, &rates, output)?;
                 before = Some((at, status));
             }
             Err(failure) => {
@@ -87,8 +88,8 @@ fn find<'a>(status: &'a CellStatus, name: &str) -> Option<&'a ConsumerStatus> {
     status.consumers.iter().find(|consumer| consumer.name == name)
 }
 
-fn show(status: &CellStatus, rates: &Rates, json: bool) -> Result<(), Failure> {
-    if json {
+fn show(status: &CellStatus, rates: &Rates, output: OutputArgs) -> Result<(), Failure> {
+    if output.is_json() {
         let settled: serde_json::Map<_, _> =
             rates.settled.iter().map(|(name, rate)| (name.clone(), json!(rate))).collect();
         let mut object = json!(status);
@@ -99,7 +100,7 @@ fn show(status: &CellStatus, rates: &Rates, json: bool) -> Result<(), Failure> {
     let settled = rates.settled.iter().map(|(name, rate)| format!(", {name} settles {rate:.0}/s"));
     let rates = format!("{:.0}/s accepted{}", rates.accepted, settled.collect::<String>());
     let clear = if std::io::stdout().is_terminal() { CLEAR } else { "" };
-    Ok(line(format_args!("{clear}{}  {rates}\n\n{}\n", rfc3339(now_ms()), text(status)))?)
+    Ok(line(format_args!("{clear}{}  {rates}\n\n{}\n", rfc3339(now_ms()), text(status, output)))?)
 }
 
 #[cfg(test)]

@@ -83,8 +83,17 @@ impl Cell {
 
     /// Registers the consumer `http` and stores each webhook in its own pack.
     pub(crate) async fn store(&self, letters: &[Letter]) -> Vec<StreamId> {
+        self.append(letters, Some(HTTP)).await
+    }
+
+    /// Stores each webhook in its own pack, as a receiver does before any consumer was started.
+    pub(crate) async fn store_alone(&self, letters: &[Letter]) -> Vec<StreamId> {
+        self.append(letters, None).await
+    }
+
+    async fn append(&self, letters: &[Letter], consumer: Option<&str>) -> Vec<StreamId> {
         let (redis, mut connection) = self.connect().await;
-        register(&redis, &mut connection, Some(HTTP), StartAt::Oldest).await.unwrap();
+        register(&redis, &mut connection, consumer, StartAt::Oldest).await.unwrap();
         let mut appender = Appender::new(redis);
         let mut ids = Vec::new();
         for letter in letters {
@@ -166,7 +175,7 @@ pub(crate) fn product(product: u32) -> Letter {
 fn pack(letter: &Letter) -> Vec<u8> {
     let mut headers = HeaderMap::new();
     headers.insert("x-shopify-topic", letter.topic.parse().unwrap());
-    headers.insert("x-shopify-webhook-id", delivery_id(letter).parse().unwrap());
+    headers.insert("x-shopify-webhook-id", webhook_id(letter).parse().unwrap());
     headers.insert("x-shopify-shop-domain", shop(letter).parse().unwrap());
     let target = PathAndQuery::from_static("/hooks?x=1");
     let body = Bytes::from_static(letter.body);
@@ -180,7 +189,7 @@ fn dead(letter: &Letter, webhook: WebhookId) -> Dead {
     Dead {
         pack: pack(letter),
         webhook,
-        labels: [shop(letter), letter.topic.to_owned(), resource, delivery_id(letter)],
+        labels: [shop(letter), letter.topic.to_owned(), resource, webhook_id(letter)],
         reason: "refused",
         status: 422,
         attempts: 3,
@@ -193,6 +202,6 @@ fn shop(letter: &Letter) -> String {
 }
 
 /// Shopify's webhook id of a dead letter.
-pub(crate) fn delivery_id(letter: &Letter) -> String {
+pub(crate) fn webhook_id(letter: &Letter) -> String {
     format!("delivery-{}", letter.product)
 }

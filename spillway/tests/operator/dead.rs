@@ -3,12 +3,12 @@
 use spillway_queue::read::StreamReader;
 use spillway_webhook::StreamId;
 
-use crate::cell::{Cell, Letter, delivery_id, product};
+use crate::cell::{Cell, Letter, product, webhook_id};
 
 fn ids(listed: &str) -> Vec<String> {
     let text = |line: &str| {
         let letter: serde_json::Value = serde_json::from_str(line).unwrap();
-        letter["id"].as_str().unwrap().to_owned()
+        letter["spillway_id"].as_str().unwrap().to_owned()
     };
     listed.lines().map(text).collect()
 }
@@ -24,21 +24,21 @@ async fn four() -> (Cell, Vec<String>) {
 async fn they_are_listed_by_every_filter() {
     let (cell, all) = four().await;
     let listed = |filter: &[&str]| {
-        let mut found = ids(&cell.told(&[&["dead", "list", "--json"], filter].concat()));
+        let mut found = ids(&cell.told(&[&["dead", "list", "-o", "json"], filter].concat()));
         found.sort();
         found
     };
     assert_eq!(listed(&[]), all);
     assert_eq!(listed(&["--shop", "shop-1.myshopify.com"]), [all[0].clone(), all[2].clone()]);
     assert_eq!(listed(&["--resource", "product/2"]), [all[1].clone()]);
-    assert_eq!(listed(&["--webhook-id", &delivery_id(&product(3))]), [all[2].clone()]);
+    assert_eq!(listed(&["--webhook-id", &webhook_id(&product(3))]), [all[2].clone()]);
     assert_eq!(listed(&[&all[3]]), [all[3].clone()]);
     assert_eq!(listed(&["--topic", "products/*"]), all);
     assert_eq!(listed(&["--topic", "orders/*"]), Vec::<String>::new());
     assert_eq!(listed(&["--since", "1h"]), all);
     assert_eq!(listed(&["--until", "1h"]), Vec::<String>::new());
     assert_eq!(listed(&["--consumer", "kafka"]), Vec::<String>::new());
-    let first = cell.told(&["dead", "list", "--json", &all[0]]);
+    let first = cell.told(&["dead", "list", "-o", "json", &all[0]]);
     let letter: serde_json::Value = serde_json::from_str(&first).unwrap();
     assert_eq!((&letter["status"], &letter["attempts"]), (&422.into(), &3.into()));
     assert_eq!(
@@ -85,9 +85,11 @@ async fn one_is_shown_as_it_was_received_and_harmless_to_the_terminal() {
 async fn they_are_replayed_in_the_order_accepted() {
     let (cell, all) = four().await;
     assert_eq!(cell.refused(&["dead", "replay"]).0, 64);
-    let told = cell.told(&["dead", "replay", "--all", "--dry-run"]);
-    assert_eq!(told, "4 dead letters would be replayed\n");
-    let told = cell.told(&["dead", "replay", "--all", "--rate", "1000"]);
+    let told = cell.told(&["dead", "replay", "--all"]);
+    let expected = "4 dead letters would be replayed\ndry run: nothing was changed; add --yes to \
+                    replay them\n";
+    assert_eq!(told, expected);
+    let told = cell.told(&["dead", "replay", "--all", "--rate", "1000", "--yes"]);
     assert_eq!(told, "replayed 4 dead letters\n");
     assert_eq!(cell.told(&["dead", "list"]), "no dead letter matches\n");
     let (redis, mut connection) = cell.connect().await;
@@ -103,7 +105,7 @@ async fn more_than_a_page_and_a_batch_are_replayed_in_order() {
     let letters: Vec<_> = (0..150).map(product).collect();
     let died: Vec<_> = (0..150).rev().collect();
     let all = cell.give_up(&letters, &died).await;
-    assert_eq!(cell.told(&["dead", "replay", "--all"]), "replayed 150 dead letters\n");
+    assert_eq!(cell.told(&["dead", "replay", "--all", "--yes"]), "replayed 150 dead letters\n");
     let (redis, mut connection) = cell.connect().await;
     let reader = StreamReader::new(redis, "http");
     let mut order = Vec::new();
@@ -121,14 +123,14 @@ async fn more_than_a_page_and_a_batch_are_replayed_in_order() {
 async fn they_are_dropped_only_with_a_yes() {
     let (cell, all) = four().await;
     assert_eq!(cell.refused(&["dead", "drop", "--yes"]).0, 64);
-    let (code, told) = cell.refused(&["dead", "drop", "--all"]);
-    assert_eq!(code, 64);
-    assert!(told.contains("4 dead letters would be dropped"), "{told}");
+    let told = cell.told(&["dead", "drop", "--all"]);
+    assert!(told.starts_with("4 dead letters would be dropped"), "{told}");
+    assert!(told.ends_with("dry run: nothing was changed; add --yes to drop them\n"), "{told}");
     assert_eq!(cell.told(&["dead", "drop", &all[2], "--yes"]), "dropped 1 dead letter\n");
     assert_eq!(cell.told(&["dead", "drop", &all[2], "--yes"]), "no dead letter matches\n");
     assert_eq!(cell.told(&["dead", "drop", "--all", "--yes"]), "dropped 3 dead letters\n");
     let status: serde_json::Value =
-        serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+        serde_json::from_str(&cell.told(&["status", "-o", "json"])).unwrap();
     assert_eq!(status["consumers"][0]["dead_bytes"], 0);
 }
 

@@ -1,5 +1,8 @@
 //! Tests of `spillway status` and `spillway consumers`, settings and exit codes.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -12,7 +15,7 @@ async fn the_status_of_a_queue_nobody_drains() {
     let empty = cell.told(&["status"]);
     assert!(empty.contains("0 webhooks in 0 packs") && empty.contains("no consumer"), "{empty}");
     cell.store(&[product(1), product(2)]).await;
-    let status: Value = serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+    let status: Value = serde_json::from_str(&cell.told(&["status", "-o", "json"])).unwrap();
     assert_eq!((&status["queue"]["webhooks"], &status["queue"]["packs"]), (&2.into(), &2.into()));
     let consumer = &status["consumers"][0];
     assert_eq!((&consumer["name"], &consumer["waiting"]), (&"http".into(), &2.into()));
@@ -32,14 +35,22 @@ async fn consumers_are_added_listed_and_forgotten() {
     for list in [&["consumers"][..], &["consumers", "list"]] {
         let listed = cell.told(list);
         assert!(listed.contains("http") && listed.contains("kafka"), "{listed}");
+        assert!(!listed.contains("CURSOR"), "{listed}");
+        let wide = cell.told(&[list, &["--output", "wide"]].concat());
+        assert!(wide.contains("CURSOR") && wide.contains("TOKEN"), "{wide}");
+        let json = cell.told(&[list, &["-o", "json"]].concat());
+        let names = json.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let names: Vec<_> = names.map(|consumer| consumer["name"].clone()).collect();
+        assert_eq!(names, ["http", "kafka"]);
     }
     assert_eq!(cell.refused(&["consumers", "forget", "nobody", "--yes"]).0, 1);
-    let (code, told) = cell.refused(&["consumers", "forget", "http"]);
-    assert_eq!(code, 64);
+    let told = cell.told(&["consumers", "forget", "http"]);
     assert!(told.contains("1 webhook it has not settled"), "{told}");
+    assert!(told.ends_with("dry run: nothing was changed; add --yes to forget it\n"), "{told}");
+    assert!(cell.told(&["consumers"]).contains("http"));
     cell.told(&["consumers", "forget", "http", "--yes"]);
     // No other consumer needed it: kafka began after it.
-    let status: Value = serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+    let status: Value = serde_json::from_str(&cell.told(&["status", "-o", "json"])).unwrap();
     assert_eq!(status["queue"]["packs"], 0);
     assert_eq!(cell.refused(&["consumers", "add", "a:b"]).0, 64);
 }
@@ -75,11 +86,65 @@ async fn exit_codes_tell_what_was_wrong() {
     let (code, told) = cell.refused(&["status", "--redis-url", "http://user:hush@x"]);
     assert_eq!(code, 78);
     assert!(told.contains("REDIS_URL") && !told.contains("hush"), "{told}");
-    let (code, told) = cell.refused(&["status", "--redis-url", "unix:///nonexistent.sock"]);
-    assert_eq!(code, 1);
-    assert!(told.contains("is it running"), "{told}");
+    for command in
+        [&["status"][..], &["top"], &["dead", "list"], &["explain", "x"], &["pause", "--all"]]
+    {
+        let url = ["--redis-url", "unix:///nonexistent.sock"];
+        let (code, told) = cell.refused(&[command, &url].concat());
+        assert_eq!(code, 69, "{command:?}");
+        assert!(told.contains("is it running"), "{told}");
+    }
     assert_eq!(cell.refused(&["status", "--env-file", "/nonexistent"]).0, 78);
     assert!(cell.told(&["--help"]).contains("doctor"));
+    let version = cell.told(&["--version"]);
+    let expected = format!("spillway {}\n", spillway_process::version());
+    assert_eq!(version, expected);
+    assert!(version.starts_with("spillway 0.1.0 ("), "{version}");
+}
+
+/// Root may open every socket: the command runs as another user then, from a directory that this
+/// user may enter.
+#[tokio::test]
+async fn a_socket_that_this_user_may_not_open_is_named_with_its_group() {
+    let cell = Cell::start().await;
+    let open = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(open.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = open.path().join("spillway");
+    std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["status", "--redis-url", &cell.url()]).env_clear().current_dir(open.path());
+    if rustix::process::geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
+    } else {
+        std::fs::set_permissions(cell.path("redis.sock"), Permissions::from_mode(0o000)).unwrap();
+    }
+    let output = command.output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(69), "{told}");
+    for part in ["may not", "belongs to user", "and group", "run this as root"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn every_command_has_a_man_page_and_completions() {
+    let cell = Cell::start().await;
+    let pages = cell.path("pages");
+    cell.told(&["--generate", pages.to_str().unwrap()]);
+    let read = |name: &str| std::fs::read_to_string(pages.join(name)).expect(name);
+    assert!(
+        read("spillway.1").contains("health") && read("spillway-config-show.1").contains("origin")
+    );
+    assert!(read("spillway-queue-drop.1").contains("dry run"));
+    assert!(read("spillway-status.1").contains("wide"));
+    assert!(read("spillway-health.1").contains("ADMIN_LISTEN"));
+    for completions in ["spillway.bash", "_spillway", "spillway.fish"] {
+        let text = read(completions);
+        for word in ["health", "config", "show", "output", "wide", "yes"] {
+            assert!(text.contains(word), "{completions} lacks {word}");
+        }
+    }
 }
 
 #[tokio::test]

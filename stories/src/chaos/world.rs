@@ -259,7 +259,7 @@ impl World {
     pub async fn replay(&self) -> usize {
         let poisoned = self.mood.poisoned().len();
         if poisoned > 0 {
-            let replayed = self.cell.spillway(&["dead", "replay", "--all"]).await;
+            let replayed = self.cell.spillway(&["dead", "replay", "--all", "--yes"]).await;
             assert!(replayed.status.success(), "{replayed:?}");
         }
         poisoned

@@ -21,6 +21,8 @@ const GUSH_BYTES: usize = 64 << 10;
 /// A stream opened and reset at once: HEADERS (`:method: POST` and no more) and RST_STREAM with
 /// CANCEL (RFC 9113, 6.2 and 6.4).
 const OPEN_AND_RESET: &[u8] = b"\0\0\x01\x01\x05\0\0\0\x01\x83\0\0\x04\x03\0\0\0\0\x01\0\0\0\x08";
+/// Begin of a handshake: of a record of 512 bytes, and of a ClientHello of 508 (RFC 8446, 4.1.2 and 5.1).
+const HELLO: &[u8] = b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03";
 
 /// An attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +51,15 @@ pub enum Attack {
     Forged,
     /// Bodies over the limit, announced and not.
     Oversized,
+    /// TLS handshakes that come byte by byte.
+    SlowHandshakes,
+    /// TLS handshakes that are begun and never ended.
+    HalfHandshakes,
 }
 
 impl Attack {
     /// Every attack.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::SlowHeads,
         Self::SlowBodies,
         Self::Idle,
@@ -65,11 +71,18 @@ impl Attack {
         Self::RapidReset,
         Self::Forged,
         Self::Oversized,
+        Self::SlowHandshakes,
+        Self::HalfHandshakes,
     ];
 
     /// True if attackers wait for answers and get some.
     pub fn is_answered(self) -> bool {
-        !matches!(self, Self::Nothing | Self::Idle | Self::RapidReset)
+        !matches!(self, Self::Nothing | Self::Idle | Self::RapidReset) && !self.is_of_tls()
+    }
+
+    /// True if it is an attack on a port for TLS.
+    pub fn is_of_tls(self) -> bool {
+        matches!(self, Self::SlowHandshakes | Self::HalfHandshakes)
     }
 
     /// Number of attackers at once, of at most `crowd`.
@@ -77,7 +90,8 @@ impl Attack {
         match self {
             Self::Nothing => 0,
             Self::Idle => crowd,
-            Self::SlowHeads | Self::SlowBodies => crowd / 50,
+            Self::SlowHeads | Self::SlowBodies | Self::SlowHandshakes => crowd / 50,
+            Self::HalfHandshakes => crowd / 10,
             _ => 10,
         }
     }
@@ -90,7 +104,7 @@ impl Attack {
             // With more connections at a time than the kernel's accept queue holds, some clients
             // would believe that they are connected although they are not.
             Self::Idle => Duration::from_secs(2),
-            Self::SlowHeads | Self::SlowBodies => Duration::from_secs(1),
+            Self::SlowHeads | Self::SlowBodies | Self::SlowHandshakes => Duration::from_secs(1),
             _ => self.pause(),
         };
         round / strangers.max(1) as u32
@@ -100,7 +114,7 @@ impl Attack {
     pub fn settles_after(self) -> Duration {
         Duration::from_millis(match self {
             Self::Nothing => 0,
-            Self::SlowHeads => 6200,
+            Self::SlowHeads | Self::SlowHandshakes => 6200,
             Self::SlowBodies => 2200,
             _ => 1000,
         })
@@ -109,13 +123,15 @@ impl Attack {
     /// Time that each attacker waits before it repeats.
     fn pause(self) -> Duration {
         Duration::from_millis(match self {
-            Self::SlowHeads | Self::SlowBodies | Self::Idle => 10,
+            Self::SlowHeads | Self::SlowBodies | Self::SlowHandshakes | Self::Idle => 10,
             // Twice the rate of good webhooks.
             Self::Forged => 10,
             // Four of five requests are good and stored: half as many again as the good webhooks.
             Self::Pipelining => 200,
             // 30 MB per second, a bandwidth that most links have.
             Self::Oversized | Self::Chunks => 1000,
+            // At most 1,000 new connections per second.
+            Self::HalfHandshakes => 1000,
             _ => 50,
         })
     }
@@ -138,6 +154,7 @@ impl Attack {
             Self::Nothing | Self::SlowHeads | Self::SlowBodies | Self::Idle | Self::RapidReset => {
                 Vec::new()
             }
+            Self::SlowHandshakes | Self::HalfHandshakes => Vec::new(),
             Self::HeaderBombs => shape::heads().into_iter().take(4).collect(),
             Self::Lengths => shape::lengths(),
             Self::Chunks => shape::chunks(),
@@ -162,6 +179,8 @@ impl Attack {
         match (self, shape) {
             (Self::SlowHeads, _) => drip(address, b"POST / HTTP/1.1\r\n", b"a: b\r\n").await,
             (Self::SlowBodies, _) => drip(address, &Webhook::any().head(100_000), b" ").await,
+            (Self::SlowHandshakes, _) => drip(address, HELLO, b"\0").await,
+            (Self::HalfHandshakes, _) => drip(address, HELLO, b"").await,
             (Self::RapidReset, _) => gush(address, HTTP2, OPEN_AND_RESET).await,
             (Self::Chunks, _) if turn.is_multiple_of(2) => {
                 let head = Webhook::any().head_with("Transfer-Encoding: chunked");

@@ -1,6 +1,7 @@
 //! One attack, repeated, with calm before and after it.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,8 @@ const PIPELINED_MAX: u64 = 5;
 pub(crate) struct Scene<'a> {
     /// Receives the good webhooks, and is attacked.
     pub receiver: &'a Service,
+    /// Address at which it serves HTTPS.
+    pub tls: SocketAddr,
     /// Receives no good webhooks, and is attacked instead. The cost of that attack for the good
     /// webhooks is the cost of sharing the machine. Only present in measurements.
     pub bare: Option<&'a Service>,
@@ -95,14 +98,16 @@ impl Trial {
         };
         for _ in 0..rounds {
             let calm = trial.watch(scene, window).await;
-            let (attack, heard) = trial.besiege(scene, scene.receiver, window).await;
+            let address = if attack.is_of_tls() { scene.tls } else { scene.receiver.address() };
+            let (attack, heard) = trial.besiege(scene, scene.receiver, address, window).await;
             for (status, count) in heard {
                 *trial.heard.entry(status).or_default() += count;
             }
             let mut elsewhere = None;
             if let Some(bare) = scene.bare {
                 let calm = trial.watch(scene, window).await;
-                elsewhere = Some([calm, trial.besiege(scene, bare, window).await.0]);
+                let attack = trial.besiege(scene, bare, bare.address(), window).await.0;
+                elsewhere = Some([calm, attack]);
             }
             // Only evaluated now, because reading the ledger blocks its writers.
             let judge = |watched: Watched| watched.judge(scene.ledger);
@@ -117,9 +122,10 @@ impl Trial {
         &mut self,
         scene: &Scene<'_>,
         server: &Service,
+        address: SocketAddr,
         window: Duration,
     ) -> (Watched, Heard) {
-        let siege = Siege::begin(self.attack, self.strangers, server.address());
+        let siege = Siege::begin(self.attack, self.strangers, address);
         if self.attack == Attack::Idle {
             // Attackers connect before the measurement, and nearly all are connected during it.
             // Idle ones are disconnected after the time for headers and reconnect.
