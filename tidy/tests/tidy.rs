@@ -19,7 +19,7 @@ const CASTS_MAX: f64 = 2.0;
 const ASSERTIONS_MIN: f64 = 1.0;
 const TRACKED_MAX: usize = 1_000;
 const TRACKED_BYTES_MAX: u64 = 6 << 20;
-/// What was measured is a small part of what is tracked: pages and plots, and no raw samples.
+/// Results are a small part of what is tracked: pages and plots, and no raw samples.
 const RESULTS: &str = "bench/results/";
 const RESULTS_BYTES_MAX: u64 = 128 << 10;
 

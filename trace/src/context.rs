@@ -1,6 +1,6 @@
 //! Context of a span, as the header `traceparent` carries it. Source: W3C Trace Context, section 3.2.
 //!
-//! It is read of each webhook once traces are on, so it is read without an allocation.
+//! With traces on, the header of each webhook is parsed: without an allocation.
 
 use std::fmt;
 
