@@ -44,7 +44,7 @@ tools_for() {
       tools_for run
       printf '%s\n' c++:g++ cmake:cmake pkg-config:pkg-config openssl:openssl python3:python3 man:man-db \
         debootstrap:debootstrap systemd-nspawn:systemd-container pgrep:procps \
-        buildah:buildah podman:podman crun:crun iptables:iptables \
+        buildah:buildah podman:podman runc:runc iptables:iptables \
         /usr/lib/podman/netavark:netavark /usr/lib/podman/aardvark-dns:aardvark-dns \
         dpkg-scanpackages:dpkg-dev apt-ftparchive:apt-utils gpg:gnupg strip:binutils git:git curl:curl
       keyring

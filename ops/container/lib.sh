@@ -84,7 +84,8 @@ default_ulimits = ["nofile=$files:$files", "nproc=$processes:$processes"]
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
-runtime = "crun"
+# crun refuses a machine with both versions of cgroups.
+runtime = "runc"
 [network]
 network_backend = "netavark"
 CONF

@@ -3,7 +3,8 @@
 //! One configuration lasts as long as the process, and only its certificates change. So sessions can
 //! be resumed after a reload and at any shard, and no connection notices it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
@@ -25,8 +26,7 @@ pub mod certificates;
 pub mod settings;
 
 /// Handshakes under way per shard. Each takes 10 KB; a hostile one, whose first message is as long as it
-/// may be, 130 KB, which is 33 MB for all. A client that answers within 100 ms is kept out only by more
-/// than 2,500 new ones a second at its shard.
+/// may be, 130 KB, which is 33 MB for all.
 const HANDSHAKES_MAX: usize = 256;
 
 /// Accepts TLS connections.
@@ -44,10 +44,17 @@ struct TlsMetrics {
     cut_off: IntCounter,
 }
 
-/// Handshakes of a shard, the oldest first. If there are too many, the oldest is cut off: it has had
-/// more time than any other, and those that clients never end become the oldest.
+/// Handshakes of a shard. If there are too many, the network that has the most of them loses its
+/// oldest: nobody who opens connections and never ends a handshake keeps others out.
 #[derive(Default)]
-pub struct Handshakes(Mutex<VecDeque<Arc<Phase>>>);
+pub struct Handshakes(Mutex<UnderWay>);
+
+#[derive(Default)]
+struct UnderWay {
+    /// The oldest first.
+    queue: VecDeque<(IpAddr, Arc<Phase>)>,
+    by_network: HashMap<IpAddr, usize>,
+}
 
 /// A handshake under way, for as long as this lives.
 struct HandshakeSlot<'a> {
@@ -83,7 +90,9 @@ impl TlsEndpoint {
         phase: &Arc<Phase>,
         handshakes: &Handshakes,
     ) -> Option<Box<TlsStream<MeteredTcp>>> {
-        let slot = handshakes.begin(phase);
+        // A client that is gone already has no address, and its handshake fails.
+        let peer = stream.peer_addr().map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.ip());
+        let slot = handshakes.begin(network(peer), phase);
         let shaken = tokio::select! {
             biased;
             shaken = self.acceptor.accept(MeteredTcp::new(stream)) => shaken,
@@ -123,49 +132,110 @@ impl TlsMetrics {
 }
 
 impl Handshakes {
-    fn begin(&self, phase: &Arc<Phase>) -> HandshakeSlot<'_> {
+    fn begin(&self, network: IpAddr, phase: &Arc<Phase>) -> HandshakeSlot<'_> {
         let mut under_way = self.lock();
-        if under_way.len() >= HANDSHAKES_MAX
-            && let Some(oldest) = under_way.pop_front()
-        {
-            oldest.cut_off();
+        under_way.queue.push_back((network, phase.clone()));
+        *under_way.by_network.entry(network).or_default() += 1;
+        if under_way.queue.len() > HANDSHAKES_MAX {
+            let most = under_way.by_network.values().copied().max().unwrap_or(0);
+            let place =
+                under_way.queue.iter().position(|(one, _)| under_way.by_network[one] == most);
+            if let Some(phase) = place.and_then(|place| under_way.remove(place)) {
+                phase.cut_off();
+            }
         }
-        under_way.push_back(phase.clone());
         HandshakeSlot { handshakes: self, phase: phase.clone() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Phase>>> {
+    fn lock(&self) -> MutexGuard<'_, UnderWay> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnderWay {
+    fn remove(&mut self, place: usize) -> Option<Arc<Phase>> {
+        let (network, phase) = self.queue.remove(place)?;
+        if let Some(count) = self.by_network.get_mut(&network) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_network.remove(&network);
+            }
+        }
+        Some(phase)
     }
 }
 
 impl Drop for HandshakeSlot<'_> {
     fn drop(&mut self) {
-        self.handshakes.lock().retain(|other| !Arc::ptr_eq(other, &self.phase));
+        let mut under_way = self.handshakes.lock();
+        let place = under_way.queue.iter().position(|(_, one)| Arc::ptr_eq(one, &self.phase));
+        if let Some(place) = place {
+            under_way.remove(place);
+        }
+    }
+}
+
+/// What one customer of a provider has: an IPv4 address, or 64 bits of an IPv6 address.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
+
+    const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+    fn is_cut_off(phase: &Phase) -> bool {
+        phase.swept().now_or_never().is_some()
+    }
 
     #[tokio::test]
     async fn one_too_many_cuts_the_oldest_off() {
         let handshakes = Handshakes::default();
         let phases: Vec<_> = (0..=HANDSHAKES_MAX).map(|_| Phase::new()).collect();
         let mut slots: VecDeque<_> =
-            phases[..HANDSHAKES_MAX].iter().map(|phase| handshakes.begin(phase)).collect();
-        let is_cut_off = |place: usize| phases[place].swept().now_or_never().is_some();
-        assert!(!is_cut_off(0));
+            phases[..HANDSHAKES_MAX].iter().map(|phase| handshakes.begin(ONE, phase)).collect();
+        assert!(!is_cut_off(&phases[0]));
         // The first one ends by itself, so there is room.
         slots.pop_front();
-        slots.push_back(handshakes.begin(&phases[0]));
-        assert!(!is_cut_off(1));
-        let last = handshakes.begin(&phases[HANDSHAKES_MAX]);
-        assert!(is_cut_off(1) && !is_cut_off(2) && !is_cut_off(0));
-        assert_eq!(handshakes.lock().len(), HANDSHAKES_MAX);
+        slots.push_back(handshakes.begin(ONE, &phases[0]));
+        assert!(!is_cut_off(&phases[1]));
+        let last = handshakes.begin(ONE, &phases[HANDSHAKES_MAX]);
+        assert!(is_cut_off(&phases[1]) && !is_cut_off(&phases[2]) && !is_cut_off(&phases[0]));
+        assert_eq!(handshakes.lock().queue.len(), HANDSHAKES_MAX);
         slots.clear();
         drop(last);
-        assert!(handshakes.lock().is_empty());
+        let under_way = handshakes.lock();
+        assert!(under_way.queue.is_empty() && under_way.by_network.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_network_with_many_handshakes_cuts_no_other_off() {
+        let handshakes = Handshakes::default();
+        let honest: Vec<_> = (0..8).map(|_| Phase::new()).collect();
+        let hostile: Vec<_> = (0..3 * HANDSHAKES_MAX).map(|_| Phase::new()).collect();
+        let mut slots: Vec<_> =
+            honest[..4].iter().map(|phase| handshakes.begin(OTHER, phase)).collect();
+        slots.extend(hostile.iter().map(|phase| handshakes.begin(ONE, phase)));
+        slots.extend(honest[4..].iter().map(|phase| handshakes.begin(OTHER, phase)));
+        assert!(!honest.iter().any(|phase| is_cut_off(phase)));
+        let left = hostile.iter().filter(|phase| !is_cut_off(phase)).count();
+        assert_eq!(left, HANDSHAKES_MAX - honest.len());
+        assert!(is_cut_off(&hostile[0]) && !is_cut_off(&hostile[hostile.len() - 1]));
+    }
+
+    #[test]
+    fn a_network_is_an_address_or_half_of_a_long_one() {
+        let of = |text: &str| network(text.parse().expect("an address")).to_string();
+        assert_eq!(of("192.0.2.1"), "192.0.2.1");
+        assert_eq!(of("::ffff:192.0.2.1"), "192.0.2.1");
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
     }
 }
