@@ -3,6 +3,8 @@
 # rustup installs here, and a shell that was open before does not know it yet.
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# The commit that `--version` names.
+REVISION = $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 # One command builds all: several would build tokio and the like once for each set of features.
 BUILD_TESTS := cargo build --locked --workspace --bins --tests --examples
 
@@ -13,12 +15,12 @@ help: ## list the commands
 
 run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit; PREBUILT=1: build nothing)
 	ops/deps.sh run
-	$(if $(PREBUILT),,cargo build --profile local --locked -p request-receiver -p downstreamer -p spillway)
+	$(if $(PREBUILT),,SPILLWAY_REVISION=$(REVISION) cargo build --profile local --locked -p request-receiver -p downstreamer -p spillway)
 	$(TARGET)/local/spillway dev
 
 kafka: ## a Kafka broker on 127.0.0.1:9092, in ./run/kafka, and the producer to go with it
 	ops/deps.sh kafka
-	cargo build --profile local --locked -p kafka_producer
+	SPILLWAY_REVISION=$(REVISION) cargo build --profile local --locked -p kafka_producer
 	@echo 'start the other end with: KAFKA_URL=127.0.0.1:9092 REDIS_URL=unix://$(CURDIR)/run/redis.sock $(TARGET)/local/kafka_producer'
 	ops/kafka.sh run run/kafka 9092
 

@@ -12,55 +12,21 @@ cd "$(dirname "$0")/.."
 
 readonly LIMIT=120
 readonly BACKEND_PORT=3000
-root="" leader="" nspawn=""
 rows=()
 
 show_logs() {
   [ -z "$leader" ] || inside journalctl --no-pager -n 60
   tail -n 40 "$work"/*.log
 }
-inside() { nsenter --target "$leader" --mount --uts --ipc --net --pid --cgroup --root --wdns=/ -- "$@"; }
-near() { nsenter --target "$leader" --net -- "$@"; }
-
-end_root() {
-  if [ -n "$nspawn" ]; then
-    kill -TERM "$nspawn" 2>/dev/null || true
-    wait "$nspawn" 2>/dev/null || true
-  fi
-  [ -z "$root" ] || rm -rf --one-file-system "$root"
-  root="" leader="" nspawn=""
-}
 end_all() {
   end_root
   clean_up
 }
 
-# A clean root in $root.
-make_root() {
-  local clean=$TARGET/release-root
-  if [ ! -e "$clean/made" ]; then
-    rm -rf --one-file-system "$clean"
-    debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates bookworm "$clean" >&2
-    chroot "$clean" apt-get -qq update >&2
-    chroot "$clean" apt-get -qq -y --download-only --no-install-recommends install redis-server libcurl4 >&2
-    touch "$clean/made"
-  fi
-  root=$(mktemp -d /var/tmp/spillway-root-XXXXXX)
-  cp -a "$clean/." "$root"
+# A machine without anything to build with.
+make_clean_root() {
+  make_root
   [ ! -e "$root/usr/bin/cargo" ] && [ ! -e "$root/usr/bin/cc" ] || fail "the root is not clean"
-}
-
-boot() {
-  systemd-nspawn -q --register=no --keep-unit --private-network -D "$root" --boot \
-    systemd.unified_cgroup_hierarchy=0 >"$work/boot.log" 2>&1 </dev/null &
-  nspawn=$!
-  until_true "the container is booted" 180 is_booted
-}
-is_booted() {
-  # Looked up each time: the first child of nspawn only starts the container, and ends.
-  leader=$(pgrep -P "$nspawn") || return 1
-  # It fails for `degraded`.
-  case $(inside systemctl is-system-running || true) in running | degraded) ;; *) return 1 ;; esac
 }
 
 # in_time BEGAN WAY: a row of the table.
@@ -88,13 +54,13 @@ make_repository() {
 update() {
   inside sh -c 'rm -rf /var/lib/apt/lists/_srv_spillway*'
   inside apt-get -qq -o Dir::Etc::sourcelist=sources.list.d/spillway.list -o Dir::Etc::sourceparts=- \
-    -o APT::Get::List-Cleanup=false -o APT::Update::Error-Mode=any update "$@"
+    -o APT::Get::List-Cleanup=false -o APT::Update::Error-Mode=any update
 }
 
 by_package() {
-  make_root
+  make_clean_root
   cp -r "$work/dist/apt" "$root/srv/spillway"
-  boot
+  boot "$work/boot.log"
   start backend.log nsenter --target "$leader" --net -- "$TRAFFIC" backend "$BACKEND_PORT"
   local began=$SECONDS
   inside sh -ec 'mkdir -p /etc/apt/keyrings
@@ -134,7 +100,7 @@ has_sample() { [ "$(near curl -sf --max-time 5 "127.0.0.1:$BACKEND_PORT/count")"
 by_tarball() {
   local name=spillway-$VERSION-linux-$ARCH
   [ -f "$DIST/$name.tar.gz" ] || fail "$DIST/$name.tar.gz is missing; make it with: ops/release.sh tarball"
-  make_root
+  make_clean_root
   cp "$DIST/$name.tar.gz" "$root/root/"
   (cd "$DIST" && sha256sum --quiet --ignore-missing --check SHA256SUMS >&2) || fail "SHA256SUMS is not that of dist/"
   # Nothing of the system runs in there: Debian's own Redis is not to be started.

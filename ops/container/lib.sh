@@ -1,5 +1,7 @@
 # Functions of the tests of images and releases. This file is sourced, at the root of the repository.
 # shellcheck shell=bash
+# shellcheck source=ops/machine.sh
+. ops/machine.sh
 
 TARGET=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
@@ -13,23 +15,6 @@ umask 022
 NAME=spillway-test-$$
 work=$(mktemp -d /var/tmp/spillway-test-XXXXXX)
 jobs_started=()
-
-say() { echo "$*"; }
-fail() {
-  echo "FAILED: $*" >&2
-  ! declare -F show_logs >/dev/null || show_logs >&2 || true
-  exit 1
-}
-
-# until_true WHAT SECONDS COMMAND…
-until_true() {
-  local what=$1 end=$((SECONDS + $2))
-  shift 2
-  until "$@" >/dev/null 2>&1; do
-    [ "$SECONDS" -lt "$end" ] || fail "not in time: $what"
-    sleep 0.2
-  done
-}
 
 get() { curl -sf --max-time 5 "$@"; }
 

@@ -7,6 +7,8 @@
 # in systemd-nspawn, without a network. Needs root. The report goes to standard output.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+# shellcheck source=ops/machine.sh
+. ops/machine.sh
 
 readonly SECRET=hush-this-is-the-secret-of-the-package-test
 readonly PACKAGES=(spillway spillway-kafka)
@@ -15,38 +17,17 @@ readonly SECURITY_MAX=1.5
 readonly BACKEND=http://127.0.0.1:3000 RECEIVER=http://127.0.0.1:8080/webhooks
 readonly KAFKA=127.0.0.1:9092
 TARGET=$(realpath "${CARGO_TARGET_DIR:-target}")
-root="" packages="" leader="" nspawn="" backend="" broker="" load=""
+packages="" logs="" backend="" broker="" load=""
 
-say() { echo "$*"; }
-fail() {
-  echo "FAILED: $*" >&2
-  [ -z "$leader" ] || inside journalctl --no-pager -n 60 >&2 || true
-  exit 1
-}
-inside() { nsenter --target "$leader" --mount --uts --ipc --net --pid --cgroup --root --wdns=/ -- "$@"; }
-# Runs a program of this machine in the container's network.
-near() { nsenter --target "$leader" --net -- "$@"; }
+show_logs() { [ -z "$leader" ] || inside journalctl --no-pager -n 60; }
 get() { near curl -sf --max-time 5 "$@"; }
-
-# until WHAT SECONDS COMMAND…
-until_true() {
-  local what=$1 end=$((SECONDS + $2))
-  shift 2
-  until "$@" >/dev/null 2>&1; do
-    [ "$SECONDS" -lt "$end" ] || fail "not in time: $what"
-    sleep 0.2
-  done
-}
 
 clean_up() {
   local id
   for id in $load $backend $broker; do kill "$id" 2>/dev/null || true; done
-  if [ -n "$nspawn" ]; then
-    kill -TERM "$nspawn" 2>/dev/null || true
-    wait "$nspawn" 2>/dev/null || true
-  fi
-  [ -z "$root" ] || rm -rf --one-file-system "$root" "$root".{log,load,kafka,broker}
+  end_root
   [ -z "$packages" ] || rm -rf "$packages"
+  [ -z "$logs" ] || rm -rf "$logs"
 }
 
 # DEBS names a directory of packages that are already built.
@@ -64,34 +45,6 @@ build() {
     dpkg-deb -Zgzip -b "$packages/second" "$packages/$package-second.deb" >&2
     rm -rf "$packages/second"
   done
-}
-
-make_root() {
-  local clean=$TARGET/debian-root
-  if [ ! -e "$clean/made" ]; then
-    rm -rf "$clean"
-    debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus bookworm "$clean" >&2
-    # The container has no network, so the packages' dependencies are downloaded now and not installed.
-    chroot "$clean" apt-get -qq update >&2
-    chroot "$clean" apt-get -qq -y --download-only --no-install-recommends install redis-server libcurl4 >&2
-    touch "$clean/made"
-  fi
-  root=$(mktemp -d /var/tmp/spillway-package-XXXXXX)
-  cp -a "$clean/." "$root"
-  cp "$packages"/*.deb "$root/root/"
-}
-
-boot() {
-  systemd-nspawn -q --register=no --keep-unit --private-network -D "$root" --boot \
-    systemd.unified_cgroup_hierarchy=0 >"$root.log" 2>&1 </dev/null &
-  nspawn=$!
-  until_true "the container is booted" 180 is_booted
-}
-is_booted() {
-  # Looked up each time: the first child of nspawn only starts the container, and ends.
-  leader=$(pgrep -P "$nspawn") || return 1
-  # It fails for `degraded`.
-  case $(inside systemctl is-system-running || true) in running | degraded) ;; *) return 1 ;; esac
 }
 
 # Installs both packages in the given version.
@@ -136,17 +89,17 @@ send() {
 start_load() {
   # Not through near(): the signal must reach this process.
   nsenter --target "$leader" --net -- ops/debian/traffic.py load "$RECEIVER" "$SECRET" 16 \
-    >"$root.load" 2>&1 &
+    >"$logs/load" 2>&1 &
   load=$!
   until_true "the load flows" 30 has_all $((sent + 100))
 }
 end_load() {
   # nsenter became the sender itself.
   kill -TERM "$load"
-  wait "$load" || fail "$1: $(cat "$root.load")"
+  wait "$load" || fail "$1: $(cat "$logs/load")"
   load=""
-  say "- $1: $(cat "$root.load")"
-  sent=$(sed -n 's/sent \([0-9]*\) .*/\1/p' "$root.load" | awk -v s="$sent" '{ print $1 + s }')
+  say "- $1: $(cat "$logs/load")"
+  sent=$(sed -n 's/sent \([0-9]*\) .*/\1/p' "$logs/load" | awk -v s="$sent" '{ print $1 + s }')
   until_true "$sent webhooks are delivered" 60 has_all "$sent"
 }
 
@@ -224,8 +177,10 @@ purge() {
 main() {
   trap clean_up EXIT
   build
+  logs=$(mktemp -d /var/tmp/spillway-package-XXXXXX)
   make_root
-  boot
+  cp "$packages"/*.deb "$root/root/"
+  boot "$logs/boot"
   say "# The Debian packages, from installation to purge"
   say
   say "By \`make package-test\`, in a Debian 12 made by debootstrap and booted by its own"
@@ -235,7 +190,7 @@ main() {
   ! is_active spillway.target && ! is_active spillway-kafka || fail "something was started by the installation"
   say "- installed by apt, with redis-server; nothing was started"
   check_units
-  nsenter --target "$leader" --net -- ops/kafka.sh run "$root.kafka" "${KAFKA#*:}" >"$root.broker" 2>&1 &
+  nsenter --target "$leader" --net -- ops/kafka.sh run "$logs/kafka" "${KAFKA#*:}" >"$logs/broker" 2>&1 &
   broker=$!
   configure
   nsenter --target "$leader" --net -- ops/debian/traffic.py backend 3000 &

@@ -66,8 +66,9 @@ fn results() -> Option<PathBuf> {
 
 fn write(name: &str, heading: &str, seed: u64, began: Instant, run: &Run) {
     let text = format!(
-        "# {heading}\n\n`make chaos`, SEED={seed}, {:.0?}, debug build, {AT_ONCE} cells at a time at \
+        "# {heading}\n\n`make chaos`, SEED={seed} FAULTS={}, {:.0?}, debug build, {AT_ONCE} cells at a time at \
          most.\n\n{}\n\nMost memory held: {}.\n\n{}",
+        faults(),
         began.elapsed(),
         run.summary(),
         run.memory(),

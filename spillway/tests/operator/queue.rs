@@ -110,8 +110,10 @@ async fn a_socket_that_this_user_may_not_open_is_named_with_its_group() {
     let open = tempfile::tempdir().unwrap();
     std::fs::set_permissions(open.path(), Permissions::from_mode(0o755)).unwrap();
     let program = open.path().join("spillway");
-    std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &program).unwrap();
-    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    // By another process: a file that a thread of this one writes is busy for what all others start.
+    let mut copy = Command::new("cp");
+    copy.args(["--preserve=mode", env!("CARGO_BIN_EXE_spillway")]).arg(&program);
+    assert!(copy.status().unwrap().success());
     let mut command = Command::new(&program);
     command.args(["status", "--redis-url", &cell.url()]).env_clear().current_dir(open.path());
     if rustix::process::geteuid().is_root() {
