@@ -8,10 +8,9 @@ use arc_swap::ArcSwap;
 use clap::Args;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use prometheus::{IntGauge, Registry};
-use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
-use rustls::pki_types::CertificateDer;
 use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, SignatureScheme};
 use spillway_process::metrics::register;
 use spillway_process::reload::FromFiles;
 use spillway_process::{Checker, pem};
@@ -45,7 +44,7 @@ pub(crate) struct AccessArgs {
 #[derive(Debug, Clone, Default)]
 pub struct BackendAccess {
     /// Authorities that certify the backend; `None` for this machine's.
-    pub authorities: Option<Vec<CertificateDer<'static>>>,
+    pub authorities: Option<RootCertStore>,
     /// Certificate that the backend is shown.
     pub identity: Option<Arc<ClientIdentity>>,
     /// Headers of every delivery.
@@ -72,7 +71,7 @@ impl AccessArgs {
     /// Checks the settings.
     pub(crate) fn check(&self, checker: &mut Checker) -> BackendAccess {
         let mut mistake = |key: &str, problem: String| checker.mistake(key, problem);
-        let authorities = self.backend_ca_file.as_deref().map(pem::certificates).transpose();
+        let authorities = self.backend_ca_file.as_deref().map(read_authorities).transpose();
         let authorities = authorities.unwrap_or_else(|problem| {
             mistake("BACKEND_CA_FILE", problem);
             None
@@ -214,6 +213,16 @@ const RESERVED: [&str; 10] = [
     "expect",
 ];
 
+/// Reads authorities. Each must be one that a certificate can be checked with.
+fn read_authorities(file: &Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for authority in pem::certificates(file)? {
+        let added = roots.add(authority);
+        added.map_err(|error| format!("{} holds no authority: {error}", file.display()))?;
+    }
+    Ok(roots)
+}
+
 /// Reads headers, one per line. Empty lines and those that begin with `#` are skipped.
 fn read_headers(file: &Path) -> Result<HeaderMap, String> {
     let shown = file.display();
@@ -242,6 +251,10 @@ fn read_headers(file: &Path) -> Result<HeaderMap, String> {
         if headers.len() > HEADERS_MAX {
             return Err(bad(&format!("more than {HEADERS_MAX} headers")));
         }
+    }
+    // It was emptied, or is not written yet: the backend would refuse deliveries without them.
+    if headers.is_empty() {
+        return Err(format!("{shown} holds no header"));
     }
     Ok(headers)
 }
@@ -275,10 +288,21 @@ mod tests {
             ("Host: hush", "line 1: host is set by"),
             ("X-Shopify-Topic: hush", "x-shopify-topic is set by"),
             (many.as_str(), "line 31: more than 30"),
+            ("# only hush\n\n", "holds no header"),
+            ("", "holds no header"),
         ] {
             let told = read(text).expect_err(text);
             assert!(told.contains(problem) && !told.contains("hush"), "{told}");
         }
+    }
+
+    #[test]
+    fn an_authority_that_no_certificate_can_be_checked_with_is_refused() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let text = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        std::fs::write(file.path(), text).expect("write");
+        let told = read_authorities(file.path()).map(|_| ()).expect_err("it is none");
+        assert!(told.contains("holds no authority"), "{told}");
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl ClientOptions {
 /// `setting` names https.
 ///
 /// # Errors
-/// If an authority can't be used, or this machine knows none.
+/// If this machine knows no authority.
 pub(crate) fn tls(
     setting: &str,
     is_needed: bool,
@@ -118,10 +118,7 @@ pub(crate) fn tls(
 ) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     if let Some(authorities) = &access.authorities {
-        for authority in authorities {
-            let added = roots.add(authority.clone());
-            added.map_err(|error| anyhow::anyhow!("BACKEND_CA_FILE: {error}"))?;
-        }
+        roots = authorities.clone();
     } else if is_needed {
         let found = rustls_native_certs::load_native_certs();
         let (added, _) = roots.add_parsable_certificates(found.certs);

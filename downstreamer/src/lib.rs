@@ -67,6 +67,10 @@ pub async fn run(
     let endpoint =
         AdminEndpoint::of_consumer(settings.admin_listen, &settings.common, &metrics.registry);
     let (readiness, after_all) = endpoint.start(&background).await?;
+    // Before anything is waited for: a file that changes meanwhile would be missed.
+    let states = [settings.common.states(), settings.access.states()].concat();
+    let reloading = reload::start(states, &metrics.registry)?;
+    background.spawn("reading the files again", reloading);
     if settings.common.exit_if_unavailable {
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
@@ -78,9 +82,6 @@ pub async fn run(
         dead_keep: settings.dead_keep,
     };
     background.spawn("health check of redis", watch::run(watched, after_all.clone()));
-    let states = [settings.common.states(), settings.access.states()].concat();
-    let reloading = reload::start(states, &metrics.registry)?;
-    background.spawn("reading the files again", reloading);
     if let Some(identity) = &settings.access.identity {
         identity.register(&metrics.registry);
     }

@@ -62,6 +62,9 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
     let endpoint =
         AdminEndpoint::of_consumer(settings.admin_listen, &settings.common, &metrics.registry);
     let (readiness, after_all) = endpoint.start(&background).await?;
+    // Before anything is waited for: a file that changes meanwhile would be missed.
+    let reloading = reload::start(settings.common.states(), &metrics.registry)?;
+    background.spawn("reading the files again", reloading);
     if settings.common.exit_if_unavailable {
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
@@ -74,8 +77,6 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
         dead_keep: settings.dead_keep,
     };
     background.spawn("health check of redis", watch::run(watched, after_all.clone()));
-    let reloading = reload::start(settings.common.states(), &metrics.registry)?;
-    background.spawn("reading the files again", reloading);
     tracing::info!(
         kafka = settings.servers,
         topic = settings.topic,

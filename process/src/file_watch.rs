@@ -35,8 +35,8 @@ impl FileWatch {
         self.is_changing = is_changing;
     }
 
-    /// True if something changed before the last look and nothing since: a file that is being written
-    /// is not read.
+    /// True if something changed before the last look: a file is not read in the moment in which it is
+    /// written. What changes on and on is noticed from the second look on, and once more when it is over.
     pub(crate) fn notice_change(&mut self) -> bool {
         let mut is_changing = false;
         for (file, last) in &mut self.files {
@@ -44,7 +44,7 @@ impl FileWatch {
             is_changing |= now != *last;
             *last = now;
         }
-        std::mem::replace(&mut self.is_changing, is_changing) && !is_changing
+        std::mem::replace(&mut self.is_changing, is_changing)
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_noticed_once_it_is_over() {
+    fn a_change_is_noticed_once_it_is_over_or_goes_on() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = |name| directory.path().join(name);
         std::fs::write(path("a"), "1").expect("write");
@@ -68,8 +68,11 @@ mod tests {
         assert_eq!(looks(2), [false, false]);
         std::fs::write(path("a"), "12").expect("write");
         assert_eq!(looks(1), [false], "it may be written still");
-        std::fs::write(path("a"), "123").expect("write");
-        assert_eq!(looks(3), [false, true, false]);
+        for text in ["123", "1234"] {
+            std::fs::write(path("a"), text).expect("write");
+            assert_eq!(looks(1), [true], "it may be written for ever");
+        }
+        assert_eq!(looks(2), [true, false]);
         std::fs::write(path("b"), "").expect("write");
         assert_eq!(looks(3), [false, true, false]);
         std::fs::write(path("c"), "1").expect("write");

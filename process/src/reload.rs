@@ -21,25 +21,36 @@ pub trait FromFiles: Send + Sync {
     fn reload(&self) -> bool;
 }
 
+/// Looks from a read that failed to the next: a minute. The mistake may not lie in a file that is watched,
+/// and may go away by itself.
+const LOOKS_AFTER_FAILURE: u32 = 12;
+
 struct Watched {
     state: Arc<dyn FromFiles>,
     files: FileWatch,
     has_failed: bool,
+    /// Looks since the last read.
+    looks: u32,
 }
 
 impl Watched {
     fn new(state: Arc<dyn FromFiles>) -> Self {
         let files = FileWatch::new(state.files());
-        Self { state, files, has_failed: false }
+        Self { state, files, has_failed: false, looks: 0 }
     }
 
-    /// Reads the files again if they have changed, or if `is_due`.
+    /// Reads the files again if they have changed, or if `is_due`, or after a failure.
     fn look(&mut self, is_due: bool) {
-        if !self.files.notice_change() && !is_due {
+        self.looks += 1;
+        let is_retried = self.has_failed && self.looks >= LOOKS_AFTER_FAILURE;
+        if !self.files.notice_change() && !is_due && !is_retried {
             return;
         }
-        // Whatever was changed up to here is read now, and not once more at the next look.
-        self.files.set_changing(false);
+        self.looks = 0;
+        if is_due {
+            // Whatever was changed up to here is read now, and not once more at the next look.
+            self.files.set_changing(false);
+        }
         let before = self.state.files();
         self.has_failed = !self.state.reload();
         if self.state.files() != before {
@@ -145,12 +156,15 @@ mod tests {
         (0..4).for_each(|_| watched.look(false));
         assert_eq!((reloads(), watched.has_failed), (2, true));
         assert_eq!(number.value.load(Ordering::Relaxed), 22, "the old one stays");
+        // The mistake may be in what is not watched.
+        (0..2 * LOOKS_AFTER_FAILURE).for_each(|_| watched.look(false));
+        assert_eq!((reloads(), watched.has_failed), (4, true));
         std::fs::write(&file, "13").expect("write");
         (0..4).for_each(|_| watched.look(false));
         // Its files are others now: it is read once more.
-        assert_eq!((reloads(), watched.has_failed), (4, false));
+        assert_eq!((reloads(), watched.has_failed), (6, false));
         std::fs::write(file.with_extension("second"), "").expect("write");
-        (0..4).for_each(|_| watched.look(false));
-        assert_eq!(reloads(), 5);
+        (0..2 * LOOKS_AFTER_FAILURE).for_each(|_| watched.look(false));
+        assert_eq!(reloads(), 7);
     }
 }

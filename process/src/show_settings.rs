@@ -61,7 +61,10 @@ fn shown(name: &str, value: &str, is_hidden: bool) -> String {
     if value.is_empty() {
         return String::new();
     }
-    if is_secret || (is_hidden && !name.ends_with("_URL")) {
+    // In a URL, only what is known to be no secret is shown. A mistake may be anywhere in it.
+    let is_url =
+        value.contains("://") && !value.contains(char::is_whitespace) || value == "discard:";
+    if is_secret || (is_hidden && !(name.ends_with("_URL") && is_url)) {
         return HIDDEN.to_owned();
     }
     let mut text = value.replace(char::is_control, " ");
@@ -88,6 +91,8 @@ mod tests {
             ("REDIS_URL", "redis://me:hu@sh@host:1/0", true, "redis://host:1/0"),
             ("REDIS_URL", "unix:///a.sock?pass=hush", true, "unix:///a.sock?(hidden)"),
             ("DOWNSTREAM_APP_URL", "discard:", true, "discard:"),
+            ("REDIS_URL", ":hush@host:6379", true, HIDDEN),
+            ("REDIS_URL", "redis://:a hush@host", true, HIDDEN),
             ("SHOP_SECRETS_URL", "https://a/{shop}?key=hush", false, "https://a/{shop}?(hidden)"),
         ] {
             assert_eq!(shown(name, value, is_hidden), expected, "{name}");

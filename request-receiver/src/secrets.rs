@@ -101,6 +101,21 @@ impl ClientSecrets {
         &self.matches
     }
 
+    /// Reads the files as `read`. A directory that has lost all its files is a mistake: nobody would be
+    /// let in, and what was emptied is more often a volume that is gone.
+    fn read_again(&self) -> Result<SecretsInForce, String> {
+        let read = self.read()?;
+        match &self.configured.shops_directory {
+            Some(directory) if read.shops.is_empty() && !self.in_force.load().shops.is_empty() => {
+                let directory = directory.display();
+                Err(format!(
+                    "{directory} holds no shop any more; restart the receiver if that is right"
+                ))
+            }
+            _ => Ok(read),
+        }
+    }
+
     fn read(&self) -> Result<SecretsInForce, String> {
         let mut settings = self.configured.clone();
         if let Some(file) = &settings.file {
@@ -132,7 +147,7 @@ impl FromFiles for ClientSecrets {
             }
             return is_token_read;
         }
-        match self.read() {
+        match self.read_again() {
             Ok(in_force) => {
                 let fingerprints: Vec<_> = in_force.fingerprints().to_vec();
                 let shops = in_force.shops.len();
@@ -410,6 +425,19 @@ mod tests {
         secrets.shared.reload();
         assert!(!is_good(&one, "old") && is_good(&one, "new"));
         assert!(is_good(&two, "newer app") && !is_good(&two, "app"));
+    }
+
+    #[test]
+    fn a_directory_that_has_lost_all_shops_changes_nothing() {
+        let directory = tempfile::tempdir().expect("create a directory");
+        let secrets = of_files(&[], None, Some(directory.path()));
+        assert!(secrets.shared.reload(), "it began without shops");
+        let (shop, secret) = shop(1);
+        std::fs::write(directory.path().join(&shop), &secret).expect("write a secret");
+        assert!(secrets.shared.reload());
+        std::fs::remove_file(directory.path().join(&shop)).expect("remove the secret");
+        assert!(!secrets.shared.reload());
+        assert!(verifies(&secrets, webhook(&shop, &secret)));
     }
 
     #[test]

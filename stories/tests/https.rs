@@ -2,7 +2,7 @@
 //! that are bounded in number and time, and the same requests and time limits as without TLS.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use stories::tunnel::Tunnel;
 use stories::until::until;
 use stories::webhook::Webhook;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -39,6 +39,8 @@ const OTHER: &str = "other.example";
 const STREAM: &str = "{spillway}:in";
 /// Memory that handshakes may take, those of four shards.
 const HANDSHAKE_BYTES_MAX: u64 = (4 * 33) << 20;
+/// Another address than that of honest senders.
+const STRANGERS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), 0));
 
 /// 250 webhooks per second over 16 connections.
 const LOAD: Trickle = Trickle {
@@ -253,18 +255,28 @@ async fn both_versions_are_spoken_and_sessions_are_resumed_at_any_shard_and_afte
 async fn handshakes_that_are_slow_or_aborted_or_never_end_keep_nobody_out() {
     let scene = Scene::new(Cell::busy());
     let _redis = scene.cell.redis(&[]).await;
-    let receiver = scene.receiver(&[("HEADER_TIMEOUT", "5s")]).await;
+    let receiver = scene.receiver(&[("HEADER_TIMEOUT", "8s")]).await;
     let tunnel = Tunnel::to(scene.address, NAME, &scene.authority).await;
     post(tunnel.address(), &Webhook::any()).await.expect_stored();
     let before = receiver.resident_bytes();
     let hello = scene.hello();
-    // More than two shards take at once.
+    // Begun before all others, and ended after them.
+    let mut slow = TcpStream::connect(scene.address).await.expect("connect");
+    slow.write_all(&hello[..hello.len() / 2]).await.expect("write");
+    // More than two shards take at once, from another address.
     let count = crowd(1_500);
     let mut strangers = JoinSet::new();
     for place in 0..count {
-        let stream = TcpStream::connect(scene.address).await.expect("connect");
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(STRANGERS).expect("bind");
+        let stream = socket.connect(scene.address).await.expect("connect");
         strangers.spawn(begin_handshake(stream, hello.clone(), place.is_multiple_of(2)));
     }
+    until("some are cut off", WITHIN, async || handshakes(&receiver, "cut_off").await > 0).await;
+    slow.write_all(&hello[hello.len() / 2..]).await.expect("write");
+    let answered = slow.read(&mut [0; 1]).await;
+    assert!(matches!(answered, Ok(1)), "strangers have cut it off: {answered:?}");
+    drop(slow);
     for _ in 0..20 {
         post(tunnel.address(), &Webhook::any()).await.expect_stored();
     }
@@ -281,7 +293,7 @@ async fn handshakes_that_are_slow_or_aborted_or_never_end_keep_nobody_out() {
         stream.write_all(&hello).await.expect("write");
     }
     assert_eq!(play(scene.address, &Webhook::any().encode(), 1).await, [0; 0]);
-    until("they are counted", WITHIN, async || handshakes(&receiver, "failed").await == 21).await;
+    until("they are counted", WITHIN, async || handshakes(&receiver, "failed").await == 22).await;
     post(tunnel.address(), &Webhook::any()).await.expect_stored();
     let log = receiver.output();
     assert!(!log.contains("panicked"), "something panicked");
