@@ -1,4 +1,5 @@
-//! Admin endpoint: `GET /livez`, `/readyz` and `/metrics`, on a separate address.
+//! Admin endpoint: `GET /livez`, `/readyz` and `/metrics`, on a separate address. Its
+//! connections are bounded in `connections`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,8 @@ use crate::background::Background;
 use crate::metrics::encode;
 use crate::metrics_token::MetricsToken;
 use crate::process_args::ProcessSettings;
+
+mod connections;
 
 /// Last line of a consumer's `/readyz`.
 const NO_GATE: &str = "a consumer takes no requests: use /livez as its probe, and never /readyz";
@@ -171,21 +174,19 @@ impl<'a> AdminEndpoint<'a> {
             metrics_token: self.metrics_token,
             gates_traffic: self.gates_traffic,
         };
-        background.spawn("the admin endpoint", serve(listener, pages, after_all.clone()));
+        let serving =
+            connections::serve(listener, router(pages), connections::LIMITS, after_all.clone());
+        background.spawn("the admin endpoint", serving);
         Ok((readiness, after_all))
     }
 }
 
-async fn serve(listener: TcpListener, pages: AdminPages, stop: CancellationToken) {
-    let router = Router::new()
+fn router(pages: AdminPages) -> Router {
+    Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .with_state(pages);
-    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
-    if let Err(error) = served {
-        tracing::error!(%error, "the admin endpoint stopped");
-    }
+        .with_state(pages)
 }
 
 /// 503 if a part of the process is stuck: a restart is all that helps.

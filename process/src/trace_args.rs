@@ -118,7 +118,9 @@ pub struct Sampling {
 pub struct BatchSettings {
     /// Time that a span waits for others.
     pub delay: Duration,
-    /// Time after which an export is given up.
+    /// Time after which an export is given up, with its retries: the smaller one of
+    /// `OTEL_BSP_EXPORT_TIMEOUT` and `OTEL_EXPORTER_OTLP_TIMEOUT`. The exporter keeps the latter for each
+    /// try, and begins none after it.
     pub timeout: Duration,
     /// Most spans that wait.
     pub queue_max: usize,
@@ -158,7 +160,8 @@ impl TraceArgs {
         let named = attributes.iter().position(|(key, _)| key == "service.name");
         let named = named.map(|at| attributes.remove(at).1);
         let sampling = self.sampling(checker);
-        let batch = self.batch(checker);
+        let mut batch = self.batch(checker);
+        batch.timeout = batch.timeout.min(timeout);
         let endpoint = self.endpoint(checker).filter(|_| !is_disabled)?;
         let service_name = set(self.otel_service_name.as_deref()).map(ToOwned::to_owned).or(named);
         Some(TraceSettings {
@@ -354,6 +357,15 @@ mod tests {
             "service.name=one",
         ]);
         assert_eq!(named.service_name.as_deref(), Some("two"));
+    }
+
+    #[test]
+    fn an_export_takes_no_longer_than_either_of_its_limits() {
+        let limit = |flags: &[&str]| with_collector(flags).batch.timeout;
+        assert_eq!(limit(&[]), Duration::from_secs(10));
+        assert_eq!(limit(&["--otel-exporter-otlp-timeout", "500"]), Duration::from_millis(500));
+        assert_eq!(limit(&["--otel-exporter-otlp-timeout", "60000"]), Duration::from_secs(30));
+        assert_eq!(limit(&["--otel-bsp-export-timeout", "200"]), Duration::from_millis(200));
     }
 
     #[test]

@@ -5,10 +5,11 @@
 //! rule is tested.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::PathBuf;
 
 use redis::cmd;
 
+use crate::aof_disk::{AofDisk, DiskFacts};
 use crate::connect::{CONNECT_TIMEOUT, Connection, Redis};
 use crate::error::QueueError;
 
@@ -104,11 +105,16 @@ pub enum HealthVerdict {
     Refused(String),
 }
 
-/// Reads the facts from Redis and from the local disk.
+/// Reads the facts from Redis and from the local disk. While `disk` hangs, its facts are those of the
+/// last look.
 ///
 /// # Errors
 /// [`QueueError`] from Redis. A forbidden CONFIG is no error.
-pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<RedisInfo, QueueError> {
+pub async fn read(
+    redis: &Redis,
+    connection: &mut Connection,
+    disk: &mut AofDisk,
+) -> Result<RedisInfo, QueueError> {
     let info: String = cmd("INFO").query_async(connection).await?;
     let info: HashMap<&str, &str> =
         info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
@@ -130,7 +136,10 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<RedisInf
         fsync = Some("no".to_owned());
     }
     let directory = config(connection, "dir").await?.filter(|_| redis.is_local());
-    let directory = directory.as_deref().map(Path::new);
+    let disk = match directory {
+        Some(directory) => disk.look(PathBuf::from(directory)).await,
+        None => DiskFacts::default(),
+    };
     Ok(RedisInfo {
         version: info.get("redis_version").copied().unwrap_or_default().to_owned(),
         used_bytes: number("used_memory"),
@@ -145,8 +154,8 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<RedisInf
             .unwrap_or(u32::MAX)
             .max(is_not_ok("aof_last_bgrewrite_status").into()),
         aof_write_failed: is_not_ok("aof_last_write_status"),
-        disk_free_bytes: directory.and_then(disk_free_bytes),
-        disk_device: directory.and_then(|path| Some(rustix::fs::stat(path).ok()?.st_dev)),
+        disk_free_bytes: disk.free_bytes,
+        disk_device: disk.device,
     })
 }
 
@@ -260,11 +269,6 @@ fn refusal(facts: &RedisInfo, policy: DurabilityPolicy) -> Option<String> {
 pub(crate) fn is_disk_short(facts: &RedisInfo) -> bool {
     let needed = disk_needed_bytes(facts);
     facts.aof_enabled && facts.disk_free_bytes.is_some_and(|free| free < needed)
-}
-
-fn disk_free_bytes(directory: &Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(directory).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@
 //! writes is fenced by its token. The registration of consumers and what operators order is not.
 
 pub mod access;
+mod aof_disk;
 pub mod append;
 pub mod cluster;
 pub mod connect;
@@ -37,6 +38,7 @@ pub mod settle;
 pub mod shares;
 pub mod status;
 
+pub use aof_disk::AofDisk;
 pub use connect::{Connection, Redis};
 pub use error::QueueError;
 pub use keys::{ConsumerKeys, Keys};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use spillway_queue::append::Appender;
 use spillway_queue::read::StreamReader;
 use spillway_queue::settle::{Settlement, Settler};
-use spillway_queue::{Connection, Redis, health, status};
+use spillway_queue::{AofDisk, Connection, Redis, health, status};
 use spillway_webhook::StreamId;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -87,7 +87,7 @@ impl Bench {
             6 => drop(reader.seen_after(connection, after).await),
             _ => {
                 reader.span(connection).await.ok();
-                health::read(&self.redis, connection).await.ok();
+                health::read(&self.redis, connection, &mut AofDisk::default()).await.ok();
                 status::read(&self.redis, connection).await.ok();
             }
         }

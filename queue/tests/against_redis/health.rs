@@ -1,11 +1,15 @@
 //! Health checks against a real Redis.
 
 use spillway_queue::health::{
-    Durability, DurabilityPolicy, HealthVerdict, durability, judge, read,
+    self, Durability, DurabilityPolicy, HealthVerdict, RedisInfo, durability, judge,
 };
-use spillway_queue::rewrite;
+use spillway_queue::{AofDisk, Connection, rewrite};
 
 use crate::server::{Server, until};
+
+async fn read(server: &Server, connection: &mut Connection) -> RedisInfo {
+    health::read(&server.redis(), connection, &mut AofDisk::default()).await.expect("Redis answers")
+}
 
 fn policy(is_required: bool) -> DurabilityPolicy {
     DurabilityPolicy { is_required, is_vouched: false }
@@ -16,7 +20,7 @@ async fn the_facts_of_a_durable_redis_are_read() {
     let server = Server::start(&["--maxmemory", "1gb"]).await;
     server.append(&[[b'x'; 10_000].as_slice()]).await;
     let mut connection = server.connect().await;
-    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    let facts = read(&server, &mut connection).await;
     assert!(facts.version.starts_with(|first: char| first.is_ascii_digit()), "{facts:?}");
     assert_eq!(facts.eviction_policy, "noeviction");
     assert_eq!(facts.fsync.as_deref(), Some("always"));
@@ -32,7 +36,7 @@ async fn the_facts_of_a_durable_redis_are_read() {
 async fn where_config_is_forbidden_durability_is_unknown() {
     let server = Server::start(&["--rename-command", "CONFIG", ""]).await;
     let mut connection = server.connect().await;
-    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    let facts = read(&server, &mut connection).await;
     assert_eq!((&facts.fsync, facts.disk_free_bytes), (&None, None));
     assert!(facts.aof_enabled);
     assert_eq!(durability(&facts, false), Durability::None);
@@ -44,7 +48,7 @@ async fn a_redis_that_evicts_or_syncs_less_is_seen_through() {
     let server =
         Server::start(&["--maxmemory-policy", "allkeys-lru", "--appendfsync", "everysec"]).await;
     let mut connection = server.connect().await;
-    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    let facts = read(&server, &mut connection).await;
     assert_eq!(durability(&facts, false), Durability::EverySecond);
     assert!(
         matches!(judge(&facts, policy(false), false), HealthVerdict::Refused(why) if why.contains("allkeys-lru"))
@@ -55,7 +59,7 @@ async fn a_redis_that_evicts_or_syncs_less_is_seen_through() {
 async fn a_redis_that_does_not_sync_while_it_rewrites_keeps_nothing_for_certain() {
     let server = Server::start(&["--no-appendfsync-on-rewrite", "yes"]).await;
     let mut connection = server.connect().await;
-    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    let facts = read(&server, &mut connection).await;
     assert_eq!(durability(&facts, false), Durability::None);
     let refused = judge(&facts, policy(true), false);
     assert!(
@@ -68,7 +72,7 @@ async fn a_redis_that_does_not_sync_while_it_rewrites_keeps_nothing_for_certain(
 async fn a_redis_without_an_aof_keeps_nothing() {
     let server = Server::start(&["--appendonly", "no"]).await;
     let mut connection = server.connect().await;
-    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    let facts = read(&server, &mut connection).await;
     assert!(!facts.aof_enabled);
     assert_eq!((facts.aof_bytes, durability(&facts, false)), (0, Durability::None));
 }
@@ -78,12 +82,12 @@ async fn the_aof_is_rewritten_when_asked_for() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[[b'x'; 100_000].as_slice(); 10]).await;
     let mut connection = server.connect().await;
-    let before = read(&server.redis(), &mut connection).await.unwrap().aof_bytes;
+    let before = read(&server, &mut connection).await.aof_bytes;
     let _: u64 = server.command(&["XDEL", "{spillway}:in", &ids[0].to_string()]).await;
     let _: u64 = server.command(&["XTRIM", "{spillway}:in", "MAXLEN", "1"]).await;
     rewrite::start(&mut connection).await.unwrap();
     until("the AOF has shrunk", async || {
-        let facts = read(&server.redis(), &mut connection).await.unwrap();
+        let facts = read(&server, &mut connection).await;
         !facts.is_rewriting && facts.aof_bytes < before / 2
     })
     .await;

@@ -176,12 +176,21 @@ impl SpillChannel {
     /// Deletes what was restored until the log was empty, the last segment too. Tries again while
     /// the disk fails.
     pub async fn free_restored(self: Arc<Self>) {
+        // Before the next segment is made: a disk that is full may have room for it only then.
+        self.free_emptied().await;
         while let Err(error) = self.writing.rotate().await {
             tracing::debug!(error = chain(&error), "the spill's last segment is kept for now");
             sleep(TRY_EVERY).await;
         }
+        self.free_emptied().await;
+    }
+
+    /// Deletes the segments up to the record that the log was last empty at, except the newest. On a
+    /// thread of its own: a removal lasts as long as the disk hangs.
+    async fn free_emptied(&self) {
+        let index = self.index.clone();
         let emptied = self.emptied();
-        tokio::task::spawn_blocking(move || self.index.free_through(emptied));
+        tokio::task::spawn_blocking(move || index.free_through(emptied)).await.ok();
     }
 
     fn failed(&self, error: &WriteError) -> Refusal {

@@ -307,7 +307,9 @@ impl Restorer {
             if std::mem::replace(&mut self.logged.is_way_back, true) {
                 tracing::info!("the overflow is restored; webhooks go to redis directly");
             }
-            self.progress.let_go();
+            // All of it is restored. It is deleted elsewhere: the disk may hang, and this task answers
+            // to the watchdog. Nothing here depends on when that ends.
+            self.progress.done = None;
             let freeing = tokio::spawn(self.spill.clone().free_restored());
             if let Some(before) = self.freeing.replace(freeing) {
                 before.abort();
@@ -428,12 +430,6 @@ impl RestoreProgress {
         self.reader = Some(reader);
         Ok(chunk?)
     }
-
-    fn let_go(&mut self) {
-        if let (Some(reader), Some(done)) = (&self.reader, self.done.take()) {
-            reader.restored(&done);
-        }
-    }
 }
 
 impl Line {
@@ -495,3 +491,6 @@ async fn keep(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use spillway_queue::health::{
     self, Durability, DurabilityPolicy, FirstAof, HealthVerdict, RedisInfo,
 };
 use spillway_queue::rewrite::{self, RewriteBackoff};
-use spillway_queue::{Connection, QueueError, Redis, permissions, restore, status};
+use spillway_queue::{AofDisk, Connection, QueueError, Redis, permissions, restore, status};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -52,6 +52,8 @@ pub struct RedisWatch {
     /// Judges which shops take too much of the queue.
     shops: Judge,
     first_aof: FirstAof,
+    /// Disk of the AOF. It may hang, and this task must not: `/livez` watches it.
+    disk: AofDisk,
     /// Suspicions when the last look began.
     suspicions: u64,
     /// Spaces rewrites of the AOF.
@@ -77,6 +79,7 @@ impl RedisWatch {
             claim: ClaimFollower::default(),
             shops,
             first_aof: FirstAof::default(),
+            disk: AofDisk::default(),
             suspicions: 0,
             rewrites: RewriteBackoff::default(),
             safety: SafetyLog::default(),
@@ -91,7 +94,7 @@ impl RedisWatch {
         let mut connection = self.redis.connect(Some(LOOK_TIMEOUT)).await?;
         // A Redis that is still loading answers INFO, but not PING.
         health::ping(&mut connection).await?;
-        health::read(&self.redis, &mut connection).await.map(|_| ())
+        health::read(&self.redis, &mut connection, &mut AofDisk::default()).await.map(|_| ())
     }
 
     /// Looks until `stop`. The store mode, `/readyz` and the log follow each change.
@@ -138,7 +141,7 @@ impl RedisWatch {
                 connection.insert(connected)
             }
         };
-        let mut facts = health::read(&self.redis, connected).await?;
+        let mut facts = health::read(&self.redis, connected, &mut self.disk).await?;
         self.first_aof.look(&mut facts);
         looks.count_answer();
         let mut verdict = health::judge(&facts, self.durability, looks.is_full());

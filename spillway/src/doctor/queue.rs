@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use spillway_queue::health::{self, Durability, DurabilityPolicy, HealthVerdict, RedisInfo};
 use spillway_queue::shares;
 use spillway_queue::status::{self, CellStatus, ConsumerStatus};
-use spillway_queue::{Connection, QueueError, Redis};
+use spillway_queue::{AofDisk, Connection, QueueError, Redis};
 
 use super::finding::Finding;
 use crate::failure::Failure;
@@ -52,7 +52,7 @@ async fn examine_reachable(
     spill_dir: Option<&Path>,
 ) -> Result<(Vec<Finding>, Vec<ConsumerStatus>), QueueError> {
     let mut connection = redis.connect(Some(PATIENCE)).await?;
-    let facts = health::read(redis, &mut connection).await?;
+    let facts = health::read(redis, &mut connection, &mut AofDisk::default()).await?;
     let mut findings = redis_findings(&facts);
     findings.push(disk(&facts, redis.is_local()));
     findings.extend(spill_dir.and_then(|directory| spill_disk(&facts, directory)));
