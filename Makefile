@@ -8,7 +8,7 @@ REVISION = $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 # One command builds all: several would build tokio and the like once for each set of features.
 BUILD_TESTS := cargo build --locked --workspace --bins --tests --examples
 
-.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test clean-run
+.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -172,6 +172,11 @@ compose-test: ## compose.yaml through up, upgrade and down at 100 webhooks a sec
 chart-test: ## the chart against Kubernetes' schemas and Pod Security (APISERVER=1: also a real API server, 30 minutes the first time)
 	ops/deps.sh release
 	ops/helm/test.sh $(if $(APISERVER),apiserver)
+
+trace-test: ## the traces of webhooks through a real OpenTelemetry Collector, built with Go (3 minutes)
+	ops/deps.sh traces
+	cargo build --locked --workspace --bins
+	OTEL_COLLECTOR=$(abspath $(TARGET))/tools/bin/otelcol cargo test --locked -p stories --test suite -- traces::
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
 	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `make run`, `make kafka`, `make test`, `make package-test`, `make release`, `make audit` or
-# `make fuzz` needs and this machine lacks.
+# Installs what `make run`, `make kafka`, `make test`, `make package-test`, `make release`, `make trace-test`,
+# `make audit` or `make fuzz` needs and this machine lacks.
 #
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
@@ -9,6 +9,7 @@
 #     ops/deps.sh package the first two, and what a package is tested in: debootstrap, systemd-nspawn
 #     ops/deps.sh release those of a package, and what a release is made and tested with: buildah,
 #                         podman, podman-compose, dpkg-dev, gnupg; builds helm and the like with Go
+#     ops/deps.sh traces  those of a test; builds an OpenTelemetry Collector with Go
 #     ops/deps.sh audit   cargo-deny and cargo-audit, at pinned versions, beside the build
 #     ops/deps.sh fuzz    cargo-fuzz in the same way; a nightly toolchain has to be there
 #
@@ -29,7 +30,7 @@ tools_for() {
   case "$1" in
     run) printf '%s\n' redis-server:redis-server cc:gcc ;;
     kafka)
-      printf '%s\n' cc:gcc c++:g++ cmake:cmake pkg-config:pkg-config
+      printf '%s\n' cc:gcc c++:g++ cmake:cmake make:make pkg-config:pkg-config
       # Whatever Java the distribution has: Kafka 4 runs on 17 and later.
       printf '%s\n' java:default-jre-headless mvn:maven
       ;;
@@ -42,7 +43,7 @@ tools_for() {
       ;;
     release)
       tools_for run
-      printf '%s\n' c++:g++ cmake:cmake pkg-config:pkg-config openssl:openssl python3:python3 man:man-db \
+      printf '%s\n' c++:g++ cmake:cmake make:make pkg-config:pkg-config openssl:openssl python3:python3 man:man-db \
         debootstrap:debootstrap systemd-nspawn:systemd-container pgrep:procps \
         buildah:buildah podman:podman runc:runc iptables:iptables \
         /usr/lib/podman/netavark:netavark /usr/lib/podman/aardvark-dns:aardvark-dns \
@@ -52,7 +53,7 @@ tools_for() {
       # Debian's Python has pip in a package of its own.
       python3 -c 'import ensurepip' 2>/dev/null || echo pip-of-python:python3-venv
       ;;
-    test)
+    test | traces)
       tools_for run
       tools_for kafka
       printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs \
@@ -204,6 +205,21 @@ go_tools() {
   echo "$wanted" >"$tools/built"
 }
 
+# The Collector, from the modules that are listed for its builder.
+collector() {
+  local list=$here/opentelemetry/builder.yaml sources=$TOOLS/otelcol version
+  cmp -s "$list" "$sources/built" && return
+  require_go "the OpenTelemetry Collector" "$GO_MIN"
+  say "building an OpenTelemetry Collector"
+  version=$(sed -n 's/^  version: //p' "$list")
+  rm -rf "$sources"
+  mkdir -p "$sources" "$TOOLS/bin"
+  sed "s,^  name:,  output_path: $sources/sources\n&," "$list" >"$sources/builder.yaml"
+  go run "go.opentelemetry.io/collector/cmd/builder@v$version" --config "$sources/builder.yaml" >&2
+  cp "$sources/sources/otelcol" "$TOOLS/bin/"
+  cp "$list" "$sources/built"
+}
+
 python_tools() {
   local venv=$TOOLS/compose
   [ "$(cat "$venv/version" 2>/dev/null)" = "$PODMAN_COMPOSE" ] && return
@@ -225,9 +241,9 @@ require_recent_redis() {
 
 main() {
   case "${1:-}" in
-    run | kafka | test | package | release | audit | fuzz) ;;
+    run | kafka | test | package | release | traces | audit | fuzz) ;;
     *)
-      say "usage: ops/deps.sh run|kafka|test|package|release|audit|fuzz"
+      say "usage: ops/deps.sh run|kafka|test|package|release|traces|audit|fuzz"
       exit 64
       ;;
   esac
@@ -256,9 +272,10 @@ main() {
   fi
   [ "$1" = kafka ] || require_recent_redis
   case "$1" in
-    test)
+    test | traces)
       require_vegeta
       "$here/kafka.sh" fetch
+      [ "$1" = test ] || collector
       ;;
     release)
       cargo_tool cargo-deb "$CARGO_DEB"

@@ -103,7 +103,7 @@ def judge(found, rows, handshakes, spoken):
     found.figures = {f"{kind}_{key}": median(of(kind, key)) for kind in KINDS for key, _, _ in KEYS}
     found.figures |= {f"ratio_{key}": median(ratios[key]) for key, _, _ in KEYS}
     found.figures |= {"handshake_cpu_us": handshake, "speaks": spoken}
-    found.at_most("CPU per webhook ÷ that of plain HTTP, median of the rounds", median(ratios["cpu_us"]), 1.4)
+    found.at_most("CPU per webhook ÷ that of plain HTTP, median of the rounds", median(ratios["cpu_us"]), 1.25)
     found.at_most("answers that are not 200", sum(row["not_200"] for row in rows), 0)
     found.read(f"Over {spoken} a webhook of 5.3 KB costs {median(of('https', 'cpu_us')):.1f} µs, "
                f"{median(ratios['cpu_us']):.2f} × plain HTTP; the rate is {median(ratios['per_second']):.2f} × it. "

@@ -41,6 +41,12 @@ impl Calls {
         Entered { calls: self.clone(), is_outermost }
     }
 
+    /// Number of calls that have returned.
+    #[cfg(test)]
+    pub(crate) fn returned(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed) / 2
+    }
+
     /// Returns when a call does not return. Calls `tell` once a second for a call that takes long,
     /// with the time that it has taken so far.
     pub(crate) async fn stuck(&self, mut tell: impl FnMut(Duration)) {

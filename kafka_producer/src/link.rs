@@ -151,6 +151,7 @@ impl Link {
     /// # Errors
     /// From librdkafka, including [`Code::QueueFull`].
     pub(crate) fn send(&self, record: Encoded<'_>, number: usize) -> Result<(), KafkaError> {
+        let _call = self.calls.enter();
         let record = BaseRecord::with_opaque_to(&self.topic, number)
             .key(record.key)
             .payload(record.value)
@@ -234,5 +235,34 @@ fn committed(offset: Offset, metadata: &str) -> Option<Committed> {
             );
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use rdkafka::message::OwnedHeaders;
+    use spillway_process::{Checker, ServerArgs};
+
+    use super::*;
+    use crate::settings::ProducerArgs;
+
+    #[test]
+    fn handing_a_record_over_is_a_call_that_is_watched() {
+        let written = ProducerArgs::parse_from(["kafka_producer", "--kafka-url", "127.0.0.1:9"]);
+        let settings = written.check(&mut Checker::default());
+        let calls = Calls::default();
+        let link = Link::build(&settings, 1, &calls).expect("good options");
+        let before = calls.returned();
+        let record = Encoded {
+            key: "key",
+            value: b"{}",
+            headers: OwnedHeaders::new(),
+            timestamp_ms: 1,
+            is_fallback: false,
+        };
+        // Without a transaction.
+        assert!(link.send(record, 0).is_err());
+        assert_eq!(calls.returned(), before + 1);
     }
 }

@@ -6,7 +6,8 @@ use spillway_webhook::WebhookId;
 use spillway_webhook::pack::View;
 use spillway_webhook::shopify::Headers;
 
-/// Most spans of one transaction. It may have hundreds of thousands of records.
+/// Most spans of one transaction, however long the tracer's queue is: they take memory until the
+/// commit. A transaction may have hundreds of thousands of records.
 const SPANS_MAX: usize = 4096;
 
 /// Spans of the records of an open transaction. They end with it.
@@ -15,7 +16,7 @@ pub(crate) struct TransactionSpans(Vec<TraceSpan>);
 
 impl TransactionSpans {
     /// Begins the span of a record for `topic`. `None` if the trace of its webhook is not recorded, or
-    /// there are too many.
+    /// there are too many: all of them end at once, and the tracer takes only so many.
     pub(crate) fn begin(
         &self,
         tracer: Option<&Tracer>,
@@ -26,7 +27,7 @@ impl TransactionSpans {
         let tracer = tracer?;
         let parent = TraceContext::parse(webhook.value(TRACEPARENT)?)?;
         let mut span = tracer.begin("transaction", SpanRole::Producer, Some(parent))?;
-        if self.0.len() >= SPANS_MAX {
+        if self.0.len() >= SPANS_MAX.min(tracer.burst_max()) {
             tracer.count_dropped();
             return None;
         }
@@ -70,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_record_has_a_span_if_its_trace_is_recorded_and_there_is_room() {
-        let tracer = Tracer::to_nowhere(1.0);
+        let (tracer, _ended) = Tracer::to_memory(4 * SPANS_MAX);
         let mut spans = TransactionSpans::default();
         let recorded = pack("/", &[("traceparent", STORED.as_bytes())], b"{}");
         let other = pack("/", &[], b"{}");
@@ -87,5 +88,22 @@ mod tests {
         assert!(begin(&spans, Some(&tracer), &recorded).is_none());
         spans.end(Some(&tracer), SPANS_MAX, None);
         assert!(begin(&spans, Some(&tracer), &recorded).is_some());
+    }
+
+    #[test]
+    fn a_commit_hands_over_no_more_spans_than_half_of_the_queue() {
+        let recorded = pack("/", &[("traceparent", STORED.as_bytes())], b"{}");
+        for (queue_max, expected) in [(1, 1), (9, 4), (2048, 1024)] {
+            let (tracer, mut ended) = Tracer::to_memory(queue_max);
+            let mut spans = TransactionSpans::default();
+            let begin = |spans: &TransactionSpans| {
+                spans.begin(Some(&tracer), &recorded.view(0), id(), "webhooks")
+            };
+            while let Some(span) = begin(&spans) {
+                spans.add(Some(span));
+            }
+            spans.end(Some(&tracer), expected, None);
+            assert_eq!(ended.take().len(), expected, "of {queue_max}");
+        }
     }
 }

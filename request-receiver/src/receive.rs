@@ -283,6 +283,7 @@ mod tests {
     use futures_util::FutureExt;
     use http_body_util::Full;
     use spillway_process::metrics::encode;
+    use spillway_trace::Tracer;
     use spillway_webhook::freshness::FreshnessWindow;
     use spillway_webhook::stable_hash;
     use zeroize::Zeroizing;
@@ -400,6 +401,28 @@ mod tests {
         receive(context(), request(&hush.sign(BODY))).await;
         assert_eq!(refused(&handler, "products/update"), 2);
         assert_eq!(refused(&handler, "other"), 5);
+    }
+
+    #[tokio::test]
+    async fn a_sender_that_hangs_up_leaves_spans_if_its_webhook_is_signed() {
+        let (tracer, mut ended) = Tracer::to_memory(10);
+        let mut handler = handler();
+        handler.metrics.tracer = Some(tracer);
+        let handler = Arc::new(handler);
+        let hush = spillway_webhook::Secrets::new(&[Zeroizing::new("hush".to_owned())]);
+        // No batcher runs here: without a hang-up, the first one would wait for ever.
+        for (signature, expected) in [
+            (hush.sign(BODY), &[("store", Some("cut_off")), ("receive", Some("cut_off"))][..]),
+            ("forged".to_owned(), &[][..]),
+        ] {
+            let arrival = RequestArrival {
+                first_byte: tokio::time::Instant::now(),
+                connection: Phase::new(),
+            };
+            let context = RequestContext { handler: handler.clone(), arrival };
+            drop(receive(context, request(&signature)).now_or_never());
+            assert_eq!(ended.take(), expected);
+        }
     }
 
     #[tokio::test]

@@ -3,7 +3,8 @@
 //!
 //! The context of `store` is stored with the webhook as its `traceparent`. What consumers do with it
 //! belongs to the same trace. Only a webhook with a good signature leaves spans: strangers can fill
-//! no collector.
+//! no collector. It leaves them also if its request is dropped before the answer, as when the sender
+//! hangs up.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,11 +16,20 @@ use spillway_webhook::shopify::Headers;
 const PARENT: HeaderName = HeaderName::from_static(TRACEPARENT);
 const STATE: HeaderName = HeaderName::from_static(TRACESTATE);
 
+/// Error of the spans of a request that was dropped before its answer.
+const CUT_OFF: &str = "cut_off";
+
 /// Spans of a request whose trace is recorded. Boxed, so that the others do not make room for them.
 pub struct RequestTrace {
     tracer: Tracer,
+    /// `None` once they have ended.
+    spans: Option<RequestSpans>,
+}
+
+struct RequestSpans {
     receive: TraceSpan,
     store: TraceSpan,
+    is_verified: bool,
     is_storing: bool,
 }
 
@@ -43,38 +53,56 @@ impl RequestTrace {
         let store = receive.child("store", SpanRole::Producer);
         let context = HeaderValue::try_from(store.context().to_string());
         headers.insert(PARENT, context.expect("BUG: a context is plain text"));
-        Some(Box::new(Self { tracer: tracer.clone(), receive, store, is_storing: false }))
+        let spans = RequestSpans { receive, store, is_verified: false, is_storing: false };
+        Some(Box::new(Self { tracer: tracer.clone(), spans: Some(spans) }))
     }
 
-    /// Describes the webhook, which is verified by now.
+    /// Describes the webhook, which is verified by now. From now on it leaves spans.
     pub fn describe(&mut self, webhook: &Webhook) {
+        let Some(spans) = &mut self.spans else { return };
+        spans.is_verified = true;
         let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
         let headers = &webhook.headers;
         let shop: String = text(headers.shop());
         let topic: String = text(headers.topic().as_deref());
-        let receive = &mut self.receive;
+        let receive = &mut spans.receive;
         receive.set_text("http.request.method", "POST");
         receive.set_text("url.path", webhook.target.path());
         receive.set_number("http.request.body.size", size(webhook.body.len()));
         receive.set_text("spillway.shop", shop);
         receive.set_text("spillway.topic", topic);
-        self.store.set_text("messaging.system", "redis");
-        self.store.set_text("messaging.operation.type", "send");
+        spans.store.set_text("messaging.system", "redis");
+        spans.store.set_text("messaging.operation.type", "send");
     }
 
     /// Notes that the webhook is in a batch from now on.
     pub fn storing(&mut self) {
-        self.store.set_start(SystemTime::now());
-        self.is_storing = true;
+        let Some(spans) = &mut self.spans else { return };
+        spans.store.set_start(SystemTime::now());
+        spans.is_storing = true;
     }
 
     /// Ends the spans of a webhook that was answered 200, or refused with the code `error`.
     pub fn end(mut self, outcome: &'static str, error: Option<&'static str>) {
-        self.receive.set_text("spillway.outcome", outcome);
-        if self.is_storing {
-            self.tracer.end(self.store, error);
+        if let Some(spans) = &mut self.spans {
+            spans.receive.set_text("spillway.outcome", outcome);
         }
-        self.tracer.end(self.receive, error);
+        self.end_spans(error);
+    }
+
+    /// Ends the spans, once. A webhook that is not verified leaves none.
+    fn end_spans(&mut self, error: Option<&'static str>) {
+        let Some(spans) = self.spans.take().filter(|spans| spans.is_verified) else { return };
+        if spans.is_storing {
+            self.tracer.end(spans.store, error);
+        }
+        self.tracer.end(spans.receive, error);
+    }
+}
+
+impl Drop for RequestTrace {
+    fn drop(&mut self) {
+        self.end_spans(Some(CUT_OFF));
     }
 }
 
@@ -133,6 +161,36 @@ mod tests {
         webhook.headers = headers(&[("traceparent", "none"), ("tracestate", "vendor=1")]);
         assert!(RequestTrace::begin(&tracer, &mut webhook, Duration::ZERO).is_some());
         assert!(!webhook.headers.contains_key("tracestate"));
+    }
+
+    #[test]
+    fn a_request_that_is_dropped_leaves_spans_if_its_webhook_is_verified() {
+        let (tracer, mut ended) = Tracer::to_memory(10);
+        let begin = || {
+            let mut webhook = Webhook {
+                received_at_ms: 0,
+                target: "/".parse().expect("a path"),
+                headers: HeaderMap::new(),
+                body: Bytes::new(),
+            };
+            let trace = RequestTrace::begin(&tracer, &mut webhook, Duration::ZERO);
+            (trace.expect("all are recorded"), webhook)
+        };
+        drop(begin());
+        assert!(ended.take().is_empty(), "it may be forged");
+        let (mut trace, webhook) = begin();
+        trace.describe(&webhook);
+        drop(trace);
+        assert_eq!(ended.take(), [("receive", Some("cut_off"))]);
+        let (mut trace, webhook) = begin();
+        trace.describe(&webhook);
+        trace.storing();
+        drop(trace);
+        assert_eq!(ended.take(), [("store", Some("cut_off")), ("receive", Some("cut_off"))]);
+        let (mut trace, webhook) = begin();
+        trace.describe(&webhook);
+        trace.end("ignored", None);
+        assert_eq!(ended.take(), [("receive", None)]);
     }
 
     #[test]

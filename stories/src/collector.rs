@@ -1,6 +1,10 @@
 //! A collector of traces: takes OTLP over HTTP as an OpenTelemetry Collector does, and keeps the spans.
+//!
+//! `OTEL_COLLECTOR` names the program of a real one. It is put in front then: what it has decoded, checked
+//! and encoded again is what is kept.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -13,10 +17,12 @@ use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
 use prost::Message;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
+use crate::port;
 use crate::receipt::RequestHead;
-use crate::until::until_some;
+use crate::until::{until, until_some};
 use crate::wire::Incoming;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -26,6 +32,8 @@ const SOON: Duration = Duration::from_secs(60);
 pub struct Collector {
     address: SocketAddr,
     spans: Arc<Mutex<Vec<Collected>>>,
+    /// A real collector, which exports to this one. Ends with it.
+    front: Option<Child>,
     accepting: JoinHandle<()>,
 }
 
@@ -61,7 +69,17 @@ impl Collector {
         let address = listener.local_addr().expect("the collector's address");
         let spans = Arc::new(Mutex::new(Vec::new()));
         let accepting = tokio::spawn(accept(listener, Arc::clone(&spans)));
-        Self { address, spans, accepting }
+        let mut collector = Self { address, spans, front: None, accepting };
+        if let Some(program) = std::env::var_os("OTEL_COLLECTOR") {
+            let (front, address) = start_front(&program, address).await;
+            (collector.front, collector.address) = (Some(front), address);
+        }
+        collector
+    }
+
+    /// Returns true if the headers of an export are kept. A real collector passes none on.
+    pub fn keeps_headers(&self) -> bool {
+        self.front.is_none()
     }
 
     /// Base URL, for `OTEL_EXPORTER_OTLP_ENDPOINT`.
@@ -118,6 +136,31 @@ impl Collected {
     pub fn attribute(&self, key: &str) -> &str {
         self.attributes.get(key).map_or("", String::as_str)
     }
+}
+
+/// Starts an OpenTelemetry Collector that exports to `to`, each export before it answers.
+async fn start_front(program: &OsStr, to: SocketAddr) -> (Child, SocketAddr) {
+    let address = port::free();
+    let config = format!(
+        "receivers: {{otlp: {{protocols: {{http: {{endpoint: '{address}'}}}}}}}}
+exporters:
+  otlphttp:
+    endpoint: http://{to}
+    compression: none
+    sending_queue: {{enabled: false}}
+    retry_on_failure: {{enabled: false}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{traces: {{receivers: [otlp], exporters: [otlphttp]}}}}
+"
+    );
+    let child = Command::new(program)
+        .args(["--config", &format!("yaml:{config}")])
+        .kill_on_drop(true)
+        .spawn()
+        .expect("start the program that OTEL_COLLECTOR names");
+    until("the collector listens", SOON, async || TcpStream::connect(address).await.is_ok()).await;
+    (child, address)
 }
 
 async fn accept(listener: TcpListener, spans: Arc<Mutex<Vec<Collected>>>) {

@@ -55,7 +55,7 @@ async fn a_webhook_that_is_retried_is_one_trace() {
     assert_eq!(spans.len(), 5, "{spans:#?}");
     for span in &spans {
         assert_eq!((&*span.trace, &*span.state), (TRACE, "vendor=1"), "{span:#?}");
-        assert_eq!(span.key, "a secret");
+        assert!(!collector.keeps_headers() || span.key == "a secret", "{span:#?}");
         assert!(span.times[0] <= span.times[1], "{span:#?}");
     }
     let receive = named(&spans, "receive");

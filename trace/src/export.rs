@@ -1,7 +1,8 @@
 //! Export of spans, in a task of its own: it gathers them into batches and sends each.
 //!
 //! Bounded: spans that wait by the queue, one export by its time, the end by [`FLUSH_MAX`]. A batch
-//! that could not be sent is dropped and counted.
+//! that could not be sent is dropped and counted. At the end, so is all that waits for a collector
+//! that was away.
 
 use std::mem::{replace, take};
 use std::time::Duration;
@@ -23,8 +24,9 @@ use crate::tracer::Tracer;
 /// Time between two looks at the queue while a batch fills. To wake for each span would cost the
 /// thread that ends it more than all else about the span.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Time to send what waits at the end of the process.
-const FLUSH_MAX: Duration = Duration::from_secs(2);
+/// Time to send what waits at the end of the process. A collector that works takes milliseconds, and
+/// the next process waits for this one: a receiver does not listen any more.
+const FLUSH_MAX: Duration = Duration::from_millis(500);
 
 /// Export of a process' spans.
 #[derive(Default)]
@@ -84,7 +86,7 @@ impl TraceExport {
         self.running.as_ref().map(|running| running.tracer.clone())
     }
 
-    /// Sends what waits, within a bound of time.
+    /// Sends what waits, within a bound of time. Drops it at once if the last export failed.
     pub async fn finish(self) {
         let Some(RunningExport { stop, mut task, .. }) = self.running else { return };
         stop.cancel();
@@ -104,7 +106,7 @@ impl<E: SpanExporter + 'static> ExportTask<E> {
             if spans.is_empty() {
                 return;
             }
-            self.export(take(&mut spans)).await;
+            self.export(take(&mut spans), &stop).await;
         }
     }
 
@@ -133,14 +135,21 @@ impl<E: SpanExporter + 'static> ExportTask<E> {
         }
     }
 
-    async fn export(&mut self, spans: Vec<EndedSpan>) {
+    /// Sends a batch. After an export that failed, `stop` ends it: the end of the process does not
+    /// wait for retries.
+    async fn export(&mut self, spans: Vec<EndedSpan>, stop: &CancellationToken) {
         let count = u64::try_from(spans.len()).unwrap_or(u64::MAX);
         let spans: Vec<SpanData> =
             spans.into_iter().map(|span| span.into_data(&self.scope)).collect();
-        let problem = match timeout(self.batch.timeout, self.exporter.export(spans)).await {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("no answer in time".to_owned()),
+        let is_failing = self.is_failing;
+        let problem = tokio::select! {
+            biased;
+            () = stop.cancelled(), if is_failing => Some("the process ends".to_owned()),
+            exported = timeout(self.batch.timeout, self.exporter.export(spans)) => match exported {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("no answer in time".to_owned()),
+            },
         };
         let Some(problem) = problem else {
             if take(&mut self.is_failing) {
@@ -294,5 +303,27 @@ mod tests {
         let began = Instant::now();
         exported.export.finish().await;
         assert_eq!(began.elapsed(), FLUSH_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_does_not_wait_for_a_collector_that_was_away() {
+        for is_export_under_way in [false, true] {
+            let exported = Exported::start();
+            exported.set(|collector| collector.is_away = true);
+            exported.end(4);
+            sleep(SECOND).await;
+            assert_eq!(exported.dropped.get(), 4);
+            // As an exporter does that tries again and again.
+            exported.set(|collector| collector.hangs = true);
+            exported.end(6);
+            if is_export_under_way {
+                sleep(SECOND).await;
+                assert_eq!(exported.batches(), [4, 4]);
+            }
+            let Exported { export, dropped, .. } = exported;
+            let began = Instant::now();
+            export.finish().await;
+            assert_eq!((began.elapsed(), dropped.get()), (Duration::ZERO, 10));
+        }
     }
 }

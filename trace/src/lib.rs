@@ -15,5 +15,7 @@ mod tracer;
 
 pub use crate::context::{TRACEPARENT, TRACESTATE, TraceContext};
 pub use crate::export::TraceExport;
+#[doc(hidden)]
+pub use crate::span::EndedSpans;
 pub use crate::span::{SpanRole, TraceSpan};
 pub use crate::tracer::Tracer;

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId};
 use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+use tokio::sync::mpsc;
 
 use crate::context::TraceContext;
 
@@ -43,6 +44,24 @@ pub(crate) struct EndedSpan {
     pub(crate) span: TraceSpan,
     pub(crate) end: SystemTime,
     pub(crate) error: Option<&'static str>,
+}
+
+/// Spans that a tracer ended, for tests.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct EndedSpans(mpsc::Receiver<EndedSpan>);
+
+impl EndedSpans {
+    pub(crate) fn new(ended: mpsc::Receiver<EndedSpan>) -> Self {
+        Self(ended)
+    }
+
+    /// Takes the spans that ended since the last call: their names and errors.
+    pub fn take(&mut self) -> Vec<(&'static str, Option<&'static str>)> {
+        std::iter::from_fn(|| self.0.try_recv().ok())
+            .map(|ended| (ended.span.name, ended.error))
+            .collect()
+    }
 }
 
 impl TraceSpan {

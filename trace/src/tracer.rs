@@ -8,7 +8,7 @@ use spillway_process::trace_args::Sampling;
 use tokio::sync::mpsc;
 
 use crate::context::TraceContext;
-use crate::span::{EndedSpan, SpanRole, TraceSpan};
+use crate::span::{EndedSpan, EndedSpans, SpanRole, TraceSpan};
 
 /// Number of values of the 63 bits by which traces are chosen, as a fraction's denominator.
 const CHOICES: f64 = 9_223_372_036_854_775_808.0;
@@ -68,6 +68,15 @@ impl Tracer {
         Self::new(Sampling { is_parent_based: true, ratio }, mpsc::channel(1).0, dropped)
     }
 
+    /// Tracer of all traces with room for `queue_max` ended spans, and these spans: for tests.
+    #[doc(hidden)]
+    pub fn to_memory(queue_max: usize) -> (Self, EndedSpans) {
+        let dropped = IntCounter::new("dropped", "Spans.").expect("BUG: a constant name is valid");
+        let (sender, ended) = mpsc::channel(queue_max);
+        let all = Sampling { is_parent_based: true, ratio: 1.0 };
+        (Self::new(all, sender, dropped), EndedSpans::new(ended))
+    }
+
     /// Begins this process' first span in the trace of `parent`, or in a new one. `None` if the trace is
     /// not recorded.
     pub fn begin(
@@ -90,6 +99,12 @@ impl Tracer {
         if self.0.ended.try_send(ended).is_err() {
             self.0.dropped.inc();
         }
+    }
+
+    /// Most spans that may be ended at once: half of the queue. Something may wait there already, and
+    /// the export empties it batch by batch.
+    pub fn burst_max(&self) -> usize {
+        (self.0.ended.max_capacity() / 2).max(1)
     }
 
     /// Counts a span that was not begun for want of room.

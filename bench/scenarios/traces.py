@@ -1,0 +1,111 @@
+"""The same webhooks to receivers without traces, and with traces of one webhook in a hundred, sent to a collector that
+answers 200 to all; each a new process, in an order that rotates. `BEFORE` names the binary of another release, such as
+one without any traces, to compare with. CPU per webhook is the receiver's and Redis'; the collector's is not in it."""
+
+import os
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import median
+
+from harness import load, machine, servers
+from harness.campaign import Findings
+
+CONNECTIONS = 64
+ROUNDS = 9
+KINDS = {"before": "the release before", "off": "no traces", "hundredth": "traces of 1 %"}
+KEYS = [("per_second", "webhooks/s", 0), ("cpu_us", "CPU µs", 2), ("server_cpu_us", "of it receiver", 2),
+        ("p99_ms", "p99 ms", 2)]
+
+
+def run(campaign):
+    found = Findings()
+    program = os.environ.get("BEFORE")
+    kinds = [kind for kind in KINDS if kind != "before" or program]
+    programs = {"before": Path(program)} if program else {}
+    rows = []
+    with collector() as (url, exports):
+        sampled = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+                   "OTEL_TRACES_SAMPLER_ARG": "0.01"}
+        for number in range(campaign.scale(ROUNDS, 1)):
+            at = number % len(kinds)
+            measured = {kind: one(campaign, programs.get(kind), sampled if kind == "hundredth" else {})
+                        for kind in kinds[at:] + kinds[:at]}
+            rows += [{"round": number, "kind": kind, **entry} for kind, entry in measured.items()]
+            campaign.say(f"round {number + 1}: " + ", ".join(
+                f"{KINDS[kind]} {entry['cpu_us']:.2f} µs" for kind, entry in measured.items()))
+    judge(found, rows, kinds, exports)
+    return found
+
+
+@contextmanager
+def collector():
+    """Runs an HTTP server that takes each export. Yields its URL, and the sizes of the exports so far in bytes."""
+    sizes = []
+
+    class Export(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            sizes.append(len(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Export) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", sizes
+        server.shutdown()
+
+
+def one(campaign, program, traced):
+    settings, requests = campaign.load(campaign.scale(8, 1)), campaign.requests()
+    with servers.redis("always", campaign.directory) as redis, \
+            servers.receiver(redis, campaign.secret, campaign.directory, program or servers.RELEASE / "request-receiver",
+                             **traced) as (child, port):
+        entry = load.measure(port, {"server": child.pid, "redis": redis.child.pid}, redis, CONNECTIONS, settings, requests)
+        entry.pop("raw")
+        entry["dropped"] = servers.counter(child.admin, "spillway_trace_spans_dropped_total") if traced else 0
+        return entry
+
+
+def judge(found, rows, kinds, exports):
+    of = lambda kind, key: [row[key] for row in sorted(rows, key=lambda row: row["round"]) if row["kind"] == kind]
+    ratios = lambda one, other: {key: [mine / theirs for mine, theirs in zip(of(one, key), of(other, key))]
+                                 for key, _, _ in KEYS}
+    pairs = {"traces of 1 % ÷ none": ratios("hundredth", "off")}
+    found.at_most("CPU per webhook with traces of 1 % ÷ without, median of the rounds",
+                  median(pairs["traces of 1 % ÷ none"]["cpu_us"]), 1.02)
+    if "before" in kinds:
+        pairs["no traces ÷ the release before"] = ratios("off", "before")
+        found.at_most("CPU per webhook without traces ÷ the release before, median of the rounds",
+                      median(pairs["no traces ÷ the release before"]["cpu_us"]), 1.01)
+    found.at_most("answers that are not 200", sum(row["not_200"] for row in rows), 0)
+    found.at_most("spans dropped", sum(row["dropped"] for row in rows), 0)
+    found.at_least("exports that the collector took", len(exports), 1)
+    found.figures = {f"{kind}_{key}": median(of(kind, key)) for kind in kinds for key, _, _ in KEYS}
+    found.figures |= {f"{words}: {key}": median(values[key]) for words, values in pairs.items() for key, _, _ in KEYS}
+    found.figures |= {"exports": len(exports), "export_bytes": sum(exports)}
+    found.read("; ".join(f"{words}: {median(values['cpu_us']):.3f} × the CPU per webhook, {median(values['per_second']):.3f} × the rate"
+                         for words, values in pairs.items()) + f". The collector took {len(exports):,} exports.")
+    found.rows = {"rounds": rows}
+    found.pages["traces"] = page(found, of, pairs, kinds)
+
+
+def page(found, of, pairs, kinds):
+    """Returns the page of this scenario."""
+    span = lambda values, digits: f"{median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
+    row = lambda cells: "| " + " | ".join(cells) + " |"
+    lines = ["# What traces cost the receiver", "", " ".join(__doc__.split()), ""]
+    lines += ["`make characterize SCENARIOS=traces`: medians of the rounds (lowest–highest), and of the ratios of each round.", ""]
+    lines += [row(["", *[head for _, head, _ in KEYS]]), row(["---"] * (len(KEYS) + 1))]
+    lines += [row([KINDS[kind], *[span(of(kind, key), digits) for key, _, digits in KEYS]]) for kind in kinds]
+    lines += [row([words, *[span(values[key], 3) for key, _, _ in KEYS]]) for words, values in pairs.items()]
+    lines += ["", *found.reading, ""]
+    lines += ["; ".join(f"{key.replace('_', ' ')} {value}" for key, value in machine.facts().items())]
+    return "\n".join(lines) + "\n"
