@@ -6,7 +6,8 @@
 #
 # Without arguments it makes all. Two runs give the same bytes: every time is that of the commit, and no
 # path of this machine is in a binary (`make reproduce` shows it). APT_KEY is the fingerprint of the
-# GnuPG key that signs the repository; without it, the repository is not signed. DIST overrides dist.
+# GnuPG key that signs the repository; without it, the repository is not signed. IMAGE_REPOSITORY is where
+# the chart gets the image. DIST overrides dist. Making all removes what an earlier release left there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -63,8 +64,10 @@ check_glibc() {
   fi
 }
 
+is_tarball_made=
 tarball() {
   build
+  is_tarball_made=1
   local stage binary page more
   stage=$(mktemp -d)
   mkdir -p "$stage/$TARBALL"/{bin,man,completions,ops}
@@ -82,22 +85,23 @@ tarball() {
   done
   cp -r ops/redis.conf ops/systemd ops/nginx ops/prometheus ops/grafana ops/backup.sh "$stage/$TARBALL/ops/"
   rm "$stage/$TARBALL"/ops/prometheus/*.test.yml
-  cp -r docs README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT compose.yaml "$stage/$TARBALL/"
+  cp -r docs README.md CHANGELOG.md SECURITY.md ARCHITECTURE.md CONTRIBUTING.md LICENSE-APACHE LICENSE-MIT compose.yaml "$stage/$TARBALL/"
   pack "$stage" "$TARBALL" "$DIST/$TARBALL.tar.gz"
   rm -rf "$stage"
 }
 
 # Copies an archive of an image without what differs from build to build: the id of the container that it
-# was built in, and names of files that follow from it.
+# was built in, and names of files that follow from it. Compresses its layers, and not the archive, which
+# podman 4 cannot read then.
 readonly WITHOUT_IDS='
-import hashlib, io, json, os, sys, tarfile
+import gzip, hashlib, io, json, os, sys, tarfile
 
 source, target, tag = sys.argv[1:]
 with tarfile.open(source) as old, tarfile.open(target, "w", format=tarfile.GNU_FORMAT) as new:
-    def add(name, data, size):
+    def add(name, data):
         about = tarfile.TarInfo(name)
-        about.size, about.mtime = size, int(os.environ["SOURCE_DATE_EPOCH"])
-        new.addfile(about, data)
+        about.size, about.mtime = len(data), int(os.environ["SOURCE_DATE_EPOCH"])
+        new.addfile(about, io.BytesIO(data))
 
     [image] = json.load(old.extractfile("manifest.json"))
     config = json.load(old.extractfile(image["Config"]))
@@ -109,17 +113,14 @@ with tarfile.open(source) as old, tarfile.open(target, "w", format=tarfile.GNU_F
     image["RepoTags"] = [tag]
     manifest = json.dumps([image], sort_keys=True).encode()
     for layer in image["Layers"]:
-        data = old.extractfile(layer)
-        size = data.seek(0, 2)
-        data.seek(0)
-        add(layer, data, size)
-    add(image["Config"], io.BytesIO(config), len(config))
-    add("manifest.json", io.BytesIO(manifest), len(manifest))
+        add(layer, gzip.compress(old.extractfile(layer).read(), mtime=0))
+    add(image["Config"], config)
+    add("manifest.json", manifest)
 '
 # The format is Docker's, with which HEALTHCHECK is kept. Nothing runs in the build.
 image() {
   local stage
-  [ -f "$DIST/$TARBALL.tar.gz" ] || tarball
+  [ -n "$is_tarball_made" ] || tarball
   stage=$(mktemp -d)
   ops/container/collect.sh "$DIST/$TARBALL.tar.gz" "$stage/image"
   cp Containerfile "$stage/"
@@ -127,8 +128,7 @@ image() {
     --tag "localhost/spillway:$VERSION" --build-arg VERSION="$VERSION" --build-arg REVISION="$REVISION" \
     --build-arg CREATED="$(date --utc --date="@$SOURCE_DATE_EPOCH" +%FT%TZ)" "$stage" >&2
   buildah push --quiet "localhost/spillway:$VERSION" "docker-archive:$stage/image.tar:spillway:$VERSION" >&2
-  python3 -c "$WITHOUT_IDS" "$stage/image.tar" "$stage/same.tar" "spillway:$VERSION"
-  gzip -n -9 <"$stage/same.tar" >"$DIST/spillway-$VERSION-image-$ARCH.tar.gz"
+  python3 -c "$WITHOUT_IDS" "$stage/image.tar" "$DIST/spillway-$VERSION-image-$ARCH.tar" "spillway:$VERSION"
   rm -rf "$stage"
 }
 
@@ -138,6 +138,9 @@ chart() {
   # Links become files: the chart stands alone.
   cp -rL ops/helm/spillway "$stage/spillway"
   sed -i "s/^version: .*/version: $VERSION/; s/^appVersion: .*/appVersion: $VERSION/" "$stage/spillway/Chart.yaml"
+  # Where the image is to be had, if it is anywhere.
+  [ -z "${IMAGE_REPOSITORY:-}" ] ||
+    sed -i "s,^  repository: spillway\$,  repository: $IMAGE_REPOSITORY," "$stage/spillway/values.yaml"
   pack "$stage" spillway "$DIST/spillway-$VERSION-chart.tgz"
   # A helm that `go build` makes takes Kubernetes for 1.20, which the chart refuses.
   "$TOOLS/bin/helm" template spillway "$stage/spillway" --namespace spillway --kube-version "$KUBERNETES" \
@@ -225,6 +228,7 @@ compatibility() {
   echo "- Kubernetes: $(sed -n 's/^kubeVersion: "\(.*\)"/\1/p' ops/helm/spillway/Chart.yaml)," \
     "checked against the schemas of $KUBERNETES"
   echo "- Upgrade and downgrade: docs/upgrade.md"
+  echo "- Built with $(rustc --version | cut -d' ' -f1,2), on Debian $(cat /etc/debian_version)"
 }
 
 # The section of this version, or that of what is unreleased, and what it is compatible with.
@@ -276,18 +280,27 @@ checksums() {
   mv "$DIST/SHA256SUMS.new" "$DIST/SHA256SUMS"
 }
 
-mkdir -p "$DIST/debian"
-DIST=$(realpath "$DIST")
-git diff --quiet HEAD || echo "ops/release.sh: what is not committed is in this release, too" >&2
-[ $# -gt 0 ] || set -- packages tarball image chart sbom notes repository checksums
-for part in "$@"; do
-  case "$part" in
-    packages | tarball | image | chart | sbom | notes | repository | checksums) ;;
-    *)
-      echo "usage: ops/release.sh [packages|tarball|image|chart|sbom|notes|repository|checksums]..." >&2
-      exit 64
-      ;;
-  esac
-  echo "## $part" >&2
-  "$part"
-done
+main() {
+  local part
+  mkdir -p "$DIST/debian"
+  DIST=$(realpath "$DIST")
+  git diff --quiet HEAD || echo "ops/release.sh: what is not committed is in this release, too" >&2
+  if [ $# = 0 ]; then
+    rm -rf "$DIST"/spillway-* "$DIST"/*.cdx.json "$DIST"/{debian,apt,notes.md,SHA256SUMS}
+    mkdir "$DIST/debian"
+    set -- packages tarball image chart sbom notes repository checksums
+  fi
+  for part in "$@"; do
+    case "$part" in
+      packages | tarball | image | chart | sbom | notes | repository | checksums) ;;
+      *)
+        echo "usage: ops/release.sh [packages|tarball|image|chart|sbom|notes|repository|checksums]..." >&2
+        exit 64
+        ;;
+    esac
+    echo "## $part" >&2
+    "$part"
+  done
+}
+
+main "$@"

@@ -94,7 +94,7 @@ base_image() {
 # Loads the image of dist/ as $IMAGE.
 IMAGE=localhost/spillway:$NAME
 load_image() {
-  local archive=$DIST/spillway-$VERSION-image-$ARCH.tar.gz loaded
+  local archive=$DIST/spillway-$VERSION-image-$ARCH.tar loaded
   [ -f "$archive" ] || fail "$archive is missing; make it with: ops/release.sh image"
   loaded=$(podman load --quiet --input "$archive" | sed -n 's/^Loaded image[^:]*: //p' | tail -1)
   podman tag "$loaded" "$IMAGE"

@@ -25,7 +25,7 @@ show_logs() {
 
 check_size() {
   local size
-  size=$(stat -c %s "$DIST/spillway-$VERSION-image-$ARCH.tar.gz")
+  size=$(stat -c %s "$DIST/spillway-$VERSION-image-$ARCH.tar")
   [ "$size" -le "$SIZE_MAX" ] || fail "the image has $size bytes compressed, more than $SIZE_MAX"
   say "- the image has $((size / 1000000)) MB compressed, of at most $((SIZE_MAX / 1000000)) MB"
 }
@@ -114,7 +114,7 @@ main() {
   set_up_podman
   say "# The image"
   say
-  say "By \`make image-test\`: podman $(podman --version | grep -o '[0-9.]*$') with crun, the image of $VERSION."
+  say "By \`make image-test\`: podman $(podman --version | grep -o '[0-9.]*$') with runc, the image of $VERSION."
   say
   check_size
   load_image

@@ -35,6 +35,7 @@ for binary in "${binaries[@]}"; do
   for more in ops/debian/man/"$binary".[18]; do
     cat "$more" >>"$pages/${more##*/}"
   done
+  gzip -n -9 "$pages"/*.[18]
 done
 "$tool" deb --package "$crate" --no-build --locked --strip \
   --output "${DEB_OUT:-$TARGET/debian}/" ${DEB_VERSION:+--deb-version "$DEB_VERSION"}
