@@ -94,7 +94,8 @@ matrix() {
   good all 'kind: Ingress' 'kind: ServiceMonitor' 'kind: PrometheusRule' 'kind: NetworkPolicy' \
     'name: KAFKA_URL' 'value: "1000000"' 'value: "0.5"' 'cell-spillway-dashboard' 'kind: Deployment' \
     'replicas: 4$' 'server cell-spillway-2:8080 max_fails=0;' 'pod-name: cell-spillway-2$' \
-    'mountPath: /etc/spillway/files' 'name: metrics-token' <<'VALUES'
+    'mountPath: /etc/spillway/files' 'name: metrics-token' \
+    'absent\(up\{job="request-receiver", cell="apps/cell-spillway-3"\}\)$' <<'VALUES'
 cells: 3
 drainingCells: 1
 image: {repository: mirror/spillway, tag: "1", pullPolicy: Always, pullSecrets: [{name: pull}]}
