@@ -175,7 +175,7 @@ impl Drop for HandshakeSlot<'_> {
     }
 }
 
-/// What one customer of a provider has: an IPv4 address, or 64 bits of an IPv6 address.
+/// Network of one customer of a provider: an IPv4 address, or 64 bits of an IPv6 address.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -226,9 +226,10 @@ mod tests {
         slots.extend(hostile.iter().map(|phase| handshakes.begin(ONE, phase)));
         slots.extend(honest[4..].iter().map(|phase| handshakes.begin(OTHER, phase)));
         assert!(!honest.iter().any(|phase| is_cut_off(phase)));
-        let left = hostile.iter().filter(|phase| !is_cut_off(phase)).count();
-        assert_eq!(left, HANDSHAKES_MAX - honest.len());
-        assert!(is_cut_off(&hostile[0]) && !is_cut_off(&hostile[hostile.len() - 1]));
+        let left: Vec<bool> = hostile.iter().map(|phase| !is_cut_off(phase)).collect();
+        let count = left.iter().filter(|is_left| **is_left).count();
+        assert_eq!(count, HANDSHAKES_MAX - honest.len());
+        assert!(!left[0] && left[left.len() - 1], "the oldest go");
     }
 
     #[test]
