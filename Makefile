@@ -8,7 +8,7 @@ REVISION = $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 # One command builds all: several would build tokio and the like once for each set of features.
 BUILD_TESTS := cargo build --locked --workspace --bins --tests --examples
 
-.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test clean-run
+.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store mutate-service deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ simulate-store: ## the receiver's store mode in virtual time: shards, disk, Redi
 
 mutate-core: ## mistakes put into the delivery core, one at a time: which test finds each (WORDS='lead pause'; an hour)
 	bench/mutations.py core $(WORDS)
+
+mutate-service: ## the same of TLS, files that are read again, the admin endpoint and traces (half an hour)
+	bench/mutations.py service $(WORDS)
 
 mutate-store: ## the same of the receiver's store mode (WORDS='hold'; ten minutes)
 	bench/mutations.py store $(WORDS)

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Puts mistakes into a state machine, one at a time, and prints which test finds each.
+"""Puts mistakes into the code, one at a time, and prints which test finds each.
 
   bench/mutations.py core [WORD ...]     the delivery core; only mistakes whose names contain a WORD
   bench/mutations.py store [WORD ...]    the receiver's store mode
+  bench/mutations.py service [WORD ...]  what surrounds them: TLS, files that are read again, probes, traces
 
 Works on a copy of the last commit, with a separate target directory: two minutes for a mistake that only
 the simulator finds, seconds for others. Exits with 1 if one is not found or no longer fits the code.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -472,11 +474,52 @@ STORE = [
     ('holds end without a notification', 'gate.rs',
      'self.opened.notify_waiters();', ''),
 ]
-# Package, directory of the files, and arguments of cargo test, the quickest first.
+# TLS, files that are read again, the admin endpoint, settings, traces.
+SERVICE = [
+    ('each address of a long network counts for itself', 'request-receiver/src/tls.rs',
+     'address.to_bits() >> 64 << 64', 'address.to_bits()'),
+    ('the newest handshake is cut off', 'request-receiver/src/tls.rs',
+     'under_way.queue.iter().position(|(one, _)| under_way', 'under_way.queue.iter().rposition(|(one, _)| under_way'),
+    ('the oldest handshake is cut off, whoever has most', 'request-receiver/src/tls.rs',
+     'under_way.by_network[one] == most', 'under_way.by_network[one] <= most'),
+    ('handshakes that ended are counted on', 'request-receiver/src/tls.rs', '*count -= 1;', '*count -= 0;'),
+    ('no certificate for one label', 'request-receiver/src/tls/certificates.rs',
+     'self.by_name.get(&name).or_else(|| self.by_name.get(&any()?))', 'self.by_name.get(&name).filter(|_| any().is_some())'),
+    ('an emptied directory lets nobody in', 'request-receiver/src/secrets.rs',
+     'if read.shops.is_empty() && !self', 'if read.shops.is_empty() && false && !self'),
+    ('strangers leave spans', 'request-receiver/src/trace.rs', '.filter(|spans| spans.is_verified)', ''),
+    ('the state of a trace that is not continued is kept', 'request-receiver/src/trace.rs', 'headers.remove(STATE);', ''),
+    ('one of several parents counts', 'request-receiver/src/trace.rs', '.filter(|_| values.next().is_none())', ''),
+    ('a span that nobody ends is lost', 'request-receiver/src/trace.rs', 'self.end_spans(Some(CUT_OFF));', ''),
+    ('any token reads the metrics', 'process/src/metrics_token.rs', 'fitting.count() > 0', 'fitting.count() < 9'),
+    ('a prefix of a token reads the metrics', 'process/src/metrics_token.rs', ' && one.len() == other.len()', ''),
+    ('one connection too many waits for another to end', 'process/src/admin/connections.rs', 'oldest.cancel();', 'let _ = oldest;'),
+    ('the last used admin connection is closed', 'process/src/admin/connections.rs',
+     'by_use.push_back(used);', 'by_use.push_front(used);'),
+    ('an admin connection may be silent for ever', 'process/src/admin/connections.rs',
+     '.header_read_timeout(limits.head_within)', '.header_read_timeout(None)'),
+    ('a failed read is not repeated', 'process/src/reload.rs',
+     'self.has_failed && self.looks >=', 'self.has_failed && self.looks > 1_000 &&  self.looks >='),
+    ('what changes on and on is never read', 'process/src/file_watch.rs',
+     'std::mem::replace(&mut self.is_changing, is_changing)\n', 'std::mem::replace(&mut self.is_changing, is_changing) && !is_changing\n'),
+    ('a secret is shown', 'process/src/show_settings.rs', '["_SECRET", "_PASSWORD", "_TOKEN"]', '["_SECRETS"]'),
+    ('a key of another certificate is taken', 'process/src/pem.rs', 'pair.keys_match().map_err(', 'Ok(()).map_err('),
+    ('traces of one in two', 'trace/src/tracer.rs', '(sampling.ratio * CHOICES)', '(sampling.ratio.max(0.5) * CHOICES)'),
+    ('the end waits for a collector that is away', 'trace/src/export.rs', 'stop.cancelled(), if is_failing =>', 'stop.cancelled(), if is_failing && count == 0 =>'),
+    ('a commit drops spans', 'kafka_producer/src/trace.rs', 'SPANS_MAX.min(tracer.burst_max())', 'SPANS_MAX'),
+    ('a failed attempt is no error in its trace', 'downstreamer/src/trace.rs',
+     '(!is_delivered).then_some(label)', '(is_delivered && !is_delivered).then_some(label)'),
+    ('an emptied file of headers counts', 'downstreamer/src/access.rs', 'if headers.is_empty() {', 'if headers.len() > 1_000 {'),
+    ('headers of the backend are added to those of the sender', 'downstreamer/src/access.rs', '            headers.remove(name);\n', ''),
+    ('a disk that hangs is waited for', 'queue/src/aof_disk.rs', 'if hangs { Duration::ZERO }', 'if hangs { ANSWER_WITHIN * 1_000 }'),
+]
+# Package, directory of the files, and arguments of cargo test, the quickest first. Without a package, a file
+# names its own.
 MACHINES = {
     "core": (CORE, "spillway-delivery", "delivery/src",
              [["--lib", "--test", "flow", "--test", "chunks"], ["--test", "hour"], ["--test", "simulation"]]),
     "store": (STORE, "request-receiver", "request-receiver/src/store", [["--lib", "store::"]]),
+    "service": (SERVICE, None, "", [["--lib"]]),
 }
 # Time limit of one run of tests, in seconds, because some mistakes cause an endless loop. Without a
 # mistake they must end in a third of it.
@@ -519,10 +562,11 @@ def main():
         tree = Path(directory) / "tree"
         subprocess.run(["git", "clone", "--quiet", repository, tree], check=True)
         target = str(Path(directory) / "target")
+        own = lambda file: package or re.search('^name = "(.*)"', (tree / file.split("/")[0] / "Cargo.toml").read_text(), re.M)[1]
         # Once for the build of all that does not change, and once for the time.
-        for _ in range(2):
+        for tested in 2 * sorted({own(file) for _, file, _, _ in mutations}):
             began = time.monotonic()
-            found = finder(tree, target, package, tests)
+            found = finder(tree, target, tested, tests)
             if found:
                 sys.exit(f"without a mistake: {found}")
         if time.monotonic() - began > len(tests) * ENDS_WITHIN / 3:
@@ -537,7 +581,7 @@ def main():
                 print(f"{name}: does not fit: {file} holds it {text.count(stands)} times", flush=True)
             else:
                 path.write_text(text.replace(stands, mistake))
-                found = finder(tree, target, package, tests)
+                found = finder(tree, target, own(file), tests)
                 path.write_text(text)
                 print(f"{name}: {found or 'NOT FOUND'} ({time.monotonic() - began:.0f} s)", flush=True)
             failures += found is None or found.startswith("does not compile")
