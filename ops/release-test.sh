@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests a release as a stranger would: on clean Debian roots without Rust, from nothing except dist/, by the
-# package from a signed apt repository, by the tarball, and by the image. Each must deliver README's sample
-# within two minutes. The report, a table, goes to standard output.
+# package from a signed apt repository, by the tarball with the commands of its own docs/install.md, and by
+# the image. Each must deliver README's sample within two minutes. The report, a table, goes to standard output.
 #
 # debootstrap makes the root (kept in the build directory for the next run). It has no network: what the
 # packages depend on is downloaded before. Needs root and what `ops/deps.sh release` installs.
@@ -69,13 +69,7 @@ by_package() {
       >/etc/apt/sources.list.d/spillway.list'
   update >&2
   inside apt-get -qq -y --no-install-recommends -o Dpkg::Use-Pty=0 install spillway >&2
-  inside sh -ec "echo '$SECRET' >/etc/spillway/client-secret
-    printf '%s\n' SHOPIFY_CLIENT_SECRET_FILE=/etc/spillway/client-secret REDIS_MAXMEMORY=256mb \
-      DOWNSTREAM_APP_URL=http://127.0.0.1:$BACKEND_PORT >>/etc/spillway/spillway.env"
-  inside systemctl enable --quiet --now spillway.target
-  until_true "the receiver is ready" "$LIMIT" near curl -sf --max-time 5 127.0.0.1:9811/readyz
-  inside spillway send --env-file /etc/spillway/spillway.env >&2
-  until_true "the sample is delivered" "$LIMIT" has_sample
+  run_services
   in_time "$began" "package, from a signed apt repository"
   local command
   for command in request-receiver downstreamer spillway; do
@@ -95,6 +89,17 @@ by_package() {
   end_root
 }
 has_sample() { [ "$(near curl -sf --max-time 5 "127.0.0.1:$BACKEND_PORT/count")" -ge 1 ]; }
+
+# What is to be set, a start of everything that is installed, and the sample.
+run_services() {
+  inside sh -ec "echo '$SECRET' >/etc/spillway/client-secret
+    printf '%s\n' SHOPIFY_CLIENT_SECRET_FILE=/etc/spillway/client-secret REDIS_MAXMEMORY=256mb \
+      DOWNSTREAM_APP_URL=http://127.0.0.1:$BACKEND_PORT >>/etc/spillway/spillway.env"
+  inside systemctl enable --quiet --now spillway.target
+  until_true "the receiver is ready" "$LIMIT" near curl -sf --max-time 5 127.0.0.1:9811/readyz
+  inside spillway send --env-file /etc/spillway/spillway.env >&2
+  until_true "the sample is delivered" "$LIMIT" has_sample
+}
 
 # `spillway dev` is what README's quick start runs: a cell, a demo backend, and the sample.
 by_tarball() {
@@ -117,7 +122,40 @@ by_tarball() {
     fail "the tarball's cell"
   grep -q 'The signed sample (request.json) was answered 200' "$work/tarball.log" || fail "no sample was delivered"
   in_time "$began" "tarball, with Debian's redis-server"
+  as_services "/root/$name"
   end_root
+}
+
+# commands_of PAGE HEADING: the blocks of a section that are marked `sh`.
+commands_of() {
+  awk -v heading="## $2" '
+    /^## / { is_section = ($0 == heading) }
+    /^```/ { is_code = ($0 == "```sh"); next }
+    is_section && is_code
+  ' "$1"
+}
+
+# as_services DIRECTORY: systemd runs what is installed from an unpacked tarball by the commands of its page.
+as_services() {
+  local commands began=$SECONDS file
+  commands=$(commands_of "$root$1/docs/install.md" "The tarball")
+  [ "$(wc -l <<<"$commands")" -gt 10 ] || fail "docs/install.md has no commands for the tarball"
+  boot "$work/tarball-boot.log"
+  start tarball-backend.log nsenter --target "$leader" --net -- "$TRAFFIC" backend "$BACKEND_PORT"
+  inside sh -ec "cd $1
+    $commands" >&2 || fail "the commands of docs/install.md"
+  run_services
+  in_time "$began" "tarball, as systemd's services, by the commands of docs/install.md"
+  for file in "$root$1"/man/*.[18]; do
+    [ -e "$root/usr/local/share/man/man${file##*.}/${file##*/}" ] || fail "${file##*/} is not installed"
+  done
+  # An upgrade repeats the second block while everything runs.
+  inside sh -ec "cd $1
+    $(sed -n '/^install -m 755 bin/,$p' <<<"$commands")
+    systemctl try-restart spillway-downstreamer spillway-kafka
+    systemctl try-restart spillway-receiver" >&2
+  until_true "the receiver is ready again" "$LIMIT" near curl -sf --max-time 5 127.0.0.1:9811/readyz
+  [ -z "$(inside systemctl list-units --failed --no-legend 'spillway*')" ] || fail "a unit of the tarball failed"
 }
 
 by_image() {

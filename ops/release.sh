@@ -64,6 +64,24 @@ check_glibc() {
   fi
 }
 
+# Fails for links of pages in a directory that lead to no file there.
+readonly CHECK_LINKS='
+import os, re, sys
+
+top = sys.argv[1]
+found, broken = 0, []
+for directory, _, files in os.walk(top):
+    for page in (os.path.join(directory, name) for name in files if name.endswith(".md")):
+        for link in re.findall(r"\]\(([^)\s]+)\)", open(page, encoding="utf-8").read()):
+            if "://" in link or link.startswith(("#", "mailto:")):
+                continue
+            found += 1
+            if not os.path.exists(os.path.join(directory, link.split("#")[0])):
+                broken.append(f"{os.path.relpath(page, top)}: {link}")
+if broken or not found:
+    sys.exit("\n".join(["links that lead nowhere in the tarball:", *sorted(broken)]))
+'
+
 is_tarball_made=
 tarball() {
   build
@@ -83,9 +101,17 @@ tarball() {
     done
     find "$stage/pages" -type f ! -name '*.[18]' -exec cp {} "$stage/$TARBALL/completions/" \;
   done
-  cp -r ops/redis.conf ops/systemd ops/nginx ops/prometheus ops/grafana ops/backup.sh "$stage/$TARBALL/ops/"
+  cp -r ops/redis.conf ops/systemd ops/nginx ops/prometheus ops/grafana ops/backup.sh \
+    ops/debian/spillway.env ops/debian/kafka.properties "$stage/$TARBALL/ops/"
   rm "$stage/$TARBALL"/ops/prometheus/*.test.yml
-  cp -r docs README.md CHANGELOG.md SECURITY.md ARCHITECTURE.md CONTRIBUTING.md LICENSE-APACHE LICENSE-MIT compose.yaml "$stage/$TARBALL/"
+  mkdir "$stage/$TARBALL/ops/helm"
+  copy_chart "$stage/$TARBALL/ops/helm/spillway"
+  cp -r docs LICENSE-APACHE LICENSE-MIT compose.yaml "$stage/$TARBALL/"
+  # The other pages, and what pages link to. Only what git knows: raw data of measurements lies beside them.
+  git ls-files -z -- ':(glob)*.md' ':(glob)bench/*.md' 'bench/results/*.md' 'bench/results/*.svg' \
+    request.json request-events.json stories/app/server.mjs kafka_producer/examples/consume.rs |
+    xargs -0 cp --parents --target-directory "$stage/$TARBALL"
+  python3 -c "$CHECK_LINKS" "$stage/$TARBALL"
   pack "$stage" "$TARBALL" "$DIST/$TARBALL.tar.gz"
   rm -rf "$stage"
 }
@@ -132,15 +158,19 @@ image() {
   rm -rf "$stage"
 }
 
+# copy_chart DIRECTORY: the chart of this version. Links become files: it stands alone.
+copy_chart() {
+  cp -rL ops/helm/spillway "$1"
+  sed -i "s/^version: .*/version: $VERSION/; s/^appVersion: .*/appVersion: $VERSION/" "$1/Chart.yaml"
+  # Where the image is to be had, if it is anywhere.
+  [ -z "${IMAGE_REPOSITORY:-}" ] ||
+    sed -i "s,^  repository: spillway\$,  repository: $IMAGE_REPOSITORY," "$1/values.yaml"
+}
+
 chart() {
   local stage
   stage=$(mktemp -d)
-  # Links become files: the chart stands alone.
-  cp -rL ops/helm/spillway "$stage/spillway"
-  sed -i "s/^version: .*/version: $VERSION/; s/^appVersion: .*/appVersion: $VERSION/" "$stage/spillway/Chart.yaml"
-  # Where the image is to be had, if it is anywhere.
-  [ -z "${IMAGE_REPOSITORY:-}" ] ||
-    sed -i "s,^  repository: spillway\$,  repository: $IMAGE_REPOSITORY," "$stage/spillway/values.yaml"
+  copy_chart "$stage/spillway"
   pack "$stage" spillway "$DIST/spillway-$VERSION-chart.tgz"
   # A helm that `go build` makes takes Kubernetes for 1.20, which the chart refuses.
   "$TOOLS/bin/helm" template spillway "$stage/spillway" --namespace spillway --kube-version "$KUBERNETES" \
@@ -237,7 +267,9 @@ notes() {
   grep -q "^## $VERSION\b" CHANGELOG.md || wanted=Unreleased
   {
     echo "# Spillway $VERSION"
-    awk -v wanted="$wanted" '/^## / { on = ($2 == wanted); next } on { print }' CHANGELOG.md
+    # Links to pages lead nowhere on the page of a release: their names stay.
+    awk -v wanted="$wanted" '/^## / { on = ($2 == wanted); next } on { print }' CHANGELOG.md |
+      sed -E 's,\[([^]]*)\]\((docs/|#)[^)]*\),\1,g'
     compatibility
   } >"$DIST/notes.md"
 }

@@ -41,6 +41,15 @@ pub fn blocks(text: &str) -> Vec<Block> {
     blocks
 }
 
+/// Targets of links to files in the repository.
+pub fn links(text: &str) -> Vec<String> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    let targets = targets.map(|(target, _)| target.to_owned());
+    targets
+        .filter(|target| !target.contains("://") && !target.contains(char::is_whitespace))
+        .collect()
+}
+
 /// The only block of a page in this language.
 pub fn only_block(page: &str, language: &str) -> String {
     let mut found = blocks(&text(page)).into_iter().filter(|block| block.language == language);
@@ -51,7 +60,7 @@ pub fn only_block(page: &str, language: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Block, blocks};
+    use super::{Block, blocks, links};
 
     #[test]
     fn a_block_is_what_stands_between_fences() {
@@ -61,5 +70,11 @@ mod tests {
         };
         let page = "a\n```sh\nls\n```\nb `c`\n1. d\n\n   ```\n   e\n   ```\n";
         assert_eq!(blocks(page), [block("sh", "ls\n"), block("", "   e\n")]);
+    }
+
+    #[test]
+    fn links_to_other_places_are_left_out() {
+        let page = "[a](b.md#c), [d](https://e/f.md) and [g](../h).";
+        assert_eq!(links(page), ["b.md#c", "../h"]);
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use stories::binaries::repository;
+use stories::page::links;
 use tempfile::TempDir;
 
 /// Name of a program, and the shell code that replaces it.
@@ -177,28 +178,64 @@ fn assets(package: &str) -> Vec<(String, String)> {
 }
 
 /// Names of the files that a source stands for. Pages are generated, and named after their command.
+/// A name contains the directory if that is `*`.
 fn names(source: &str) -> Vec<String> {
     let (directory, name) = source.rsplit_once('/').expect("a source is in a directory");
+    if let Some(parent) = directory.strip_suffix("/*") {
+        let within = |each: String| {
+            let names = names(&format!("{parent}/{each}/{name}"));
+            names.into_iter().map(move |name| format!("{each}/{name}"))
+        };
+        let entries = entries(parent.strip_prefix("../").expect("a directory of the repository"));
+        let directories = entries.into_iter().filter(|(_, path)| path.is_dir());
+        return directories.flat_map(|(each, _)| within(each)).collect();
+    }
     let Some((before, after)) = name.split_once('*') else { return vec![name.to_owned()] };
     let Some(directory) = directory.strip_prefix("../") else {
         let command = directory.rsplit('/').next().unwrap_or_default();
         return vec![format!("{command}{after}")];
     };
-    let entries = fs::read_dir(repository().join(directory)).expect("the directory of a source");
-    let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("a name is text");
-    let names = entries.map(|entry| name(entry.expect("an entry")));
+    let names = entries(directory).into_iter().map(|(name, _)| name);
     names.filter(|name| name.starts_with(before) && name.ends_with(after)).collect()
+}
+
+/// Names and paths of what a directory of the repository holds.
+fn entries(directory: &str) -> Vec<(String, PathBuf)> {
+    let entries = fs::read_dir(repository().join(directory)).expect("the directory of a source");
+    let entry = |entry: fs::DirEntry| {
+        (entry.file_name().into_string().expect("a name is text"), entry.path())
+    };
+    entries.map(|found| entry(found.expect("an entry"))).collect()
+}
+
+/// Files of the repository that a source stands for, each with its name.
+fn sources(source: &str) -> Vec<(String, PathBuf)> {
+    let before = source.split('*').next().unwrap_or_default();
+    let directory = before.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let file = |name: String| (name.clone(), repository().join(directory).join(name));
+    names(&format!("../{source}")).into_iter().map(file).collect()
 }
 
 /// Paths of all files that the packages install.
 fn installed() -> BTreeSet<String> {
+    ["spillway", "kafka_producer"].into_iter().flat_map(installed_by).collect()
+}
+
+/// True for an installed file, and for a directory of one.
+fn is_in(installed: &BTreeSet<String>, path: &str) -> bool {
+    let directory = format!("{path}/");
+    installed.contains(path) || installed.iter().any(|file| file.starts_with(&directory))
+}
+
+/// Paths of all files that a package installs.
+fn installed_by(package: &str) -> BTreeSet<String> {
     let path = |(source, destination): (String, String)| match destination.strip_suffix('/') {
         Some(directory) => {
             names(&source).iter().map(|name| format!("/{directory}/{name}")).collect()
         }
         None => vec![format!("/{destination}")],
     };
-    ["spillway", "kafka_producer"].into_iter().flat_map(assets).flat_map(path).collect()
+    assets(package).into_iter().flat_map(path).collect()
 }
 
 /// Files that readers see, below a directory or a file of the repository.
@@ -227,11 +264,9 @@ fn named(text: &str) -> BTreeSet<String> {
 fn what_pages_name_by_its_installed_path_is_in_a_package() {
     let installed = installed();
     let is_there = |path: &String| {
-        let directory = format!("{path}/");
         let made =
             path.strip_prefix("/etc/spillway/").is_some_and(|name| MADE_THERE.contains(&name));
-        made || installed.contains(path)
-            || installed.iter().any(|file| file.starts_with(&directory))
+        made || is_in(&installed, path)
     };
     let pages = ["README.md", "SECURITY.md", "CHANGELOG.md", "docs", "ops/debian/man", "ops/nginx"];
     let pages =
@@ -252,14 +287,62 @@ fn what_pages_name_by_its_installed_path_is_in_a_package() {
 fn what_the_packages_install_is_there_to_be_installed() {
     for (source, _) in ["spillway", "kafka_producer"].into_iter().flat_map(assets) {
         let Some(source) = source.strip_prefix("../") else { continue };
-        let directory = source.rsplit_once('/').map_or("", |(directory, _)| directory);
-        let found = names(&format!("../{source}"));
+        let found = sources(source);
         assert!(!found.is_empty(), "{source} stands for nothing");
-        for name in found {
-            let file = repository().join(directory).join(&name);
+        for (_, file) in found {
             assert!(file.is_file(), "{} is no file", file.display());
         }
     }
+}
+
+#[test]
+fn links_of_an_installed_page_lead_to_what_its_package_installs() {
+    let mut broken = BTreeSet::new();
+    let mut count = 0;
+    for package in ["spillway", "kafka_producer"] {
+        let installed = installed_by(package);
+        for (page, text) in installed_pages(package) {
+            for link in links(&text) {
+                count += 1;
+                if !is_in(&installed, &target(&page, &link)) {
+                    broken.insert(format!("{page}: {link}"));
+                }
+            }
+        }
+    }
+    assert!(count > 100, "only {count} links were found");
+    assert!(broken.is_empty(), "links to what is not installed: {broken:#?}");
+}
+
+/// Installed path and text of each page of a package.
+fn installed_pages(package: &str) -> Vec<(String, String)> {
+    let mut pages = Vec::new();
+    for (source, destination) in assets(package) {
+        let Some(source) = source.strip_prefix("../") else { continue };
+        for (name, file) in sources(source).into_iter().filter(|(name, _)| name.ends_with(".md")) {
+            let text = fs::read_to_string(&file).expect("read a page");
+            pages.push((format!("/{destination}{name}"), text));
+        }
+    }
+    pages
+}
+
+/// Path of the file or directory to which a link of an installed page leads.
+fn target(page: &str, link: &str) -> String {
+    let file = link.split('#').next().unwrap_or_default();
+    if file.is_empty() {
+        return page.to_owned();
+    }
+    let mut parts: Vec<&str> = page.split('/').collect();
+    parts.pop();
+    for part in file.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
 }
 
 #[test]
@@ -270,7 +353,7 @@ fn every_command_has_a_manual_page_and_completions() {
     for command in commands {
         count += 1;
         let pages =
-            ["1", "8"].map(|section| format!("/usr/share/man/man{section}/{command}.{section}"));
+            ["1", "8"].map(|section| format!("/usr/share/man/man{section}/{command}.{section}.gz"));
         assert!(pages.iter().any(|page| installed.contains(page)), "{command} has no page");
         for completion in [
             format!("/usr/share/bash-completion/completions/{command}"),

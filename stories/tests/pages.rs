@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use stories::binaries::{self, repository};
-use stories::page::blocks;
+use stories::page::{blocks, links};
 use stories::settings_page;
 
 const BINARIES: [&str; 4] = ["request-receiver", "downstreamer", "kafka_producer", "spillway"];
@@ -174,15 +174,6 @@ fn name(page: &Path) -> String {
     page.strip_prefix(repository()).unwrap_or(page).display().to_string()
 }
 
-/// Targets of links to files in the repository.
-fn links(text: &str) -> Vec<String> {
-    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-    let targets = targets.map(|(target, _)| target.to_owned());
-    targets
-        .filter(|target| !target.contains("://") && !target.contains(char::is_whitespace))
-        .collect()
-}
-
 /// Headings in the form used in links.
 fn headings(text: &str) -> BTreeSet<String> {
     let lines = text.lines().filter(|line| line.starts_with('#'));
@@ -207,7 +198,8 @@ fn code(text: &str) -> Vec<String> {
 }
 
 /// Directories from which a page may call a binary; `/etc/spillway` is a directory of settings.
-const PLACES: [&str; 5] = ["", "target/local/", "target/release/", "/usr/bin/", "/usr/local/bin/"];
+const PLACES: [&str; 6] =
+    ["", "bin/", "target/local/", "target/release/", "/usr/bin/", "/usr/local/bin/"];
 
 /// Placeholders for a name that the reader chooses.
 const STANDS_FOR_ANOTHER: [&str; 3] = ["X_FILE", "WEBHOOK_ID", "SPILLWAY_ID"];
