@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use spillway_process::error::chain;
+use spillway_process::failure_log::FailureLog;
 use spillway_queue::read::{Entry, LastRead, Replay, StreamReader};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_webhook::StreamId;
@@ -113,12 +114,24 @@ where
 impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
     async fn run(mut self) {
         let mut connection = None;
+        let mut failures = FailureLog::default();
         while !self.arrived.is_closed() {
             match self.read(&mut connection).await {
-                Ok(Ok(())) => {}
+                Ok(Ok(())) => {
+                    if failures.on_success() {
+                        tracing::info!(streams = ?self.streams, "the queue is read again");
+                    }
+                }
                 Ok(Err(Closed)) => return,
                 Err(error) => {
-                    tracing::warn!(error = chain(&error), "reading the queue failed; trying again");
+                    if let Some(failures) = failures.on_failure(Instant::now()) {
+                        tracing::warn!(
+                            error = chain(&error),
+                            failures,
+                            streams = ?self.streams,
+                            "reading the queue failed; trying again"
+                        );
+                    }
                     connection = None;
                     tokio::time::sleep(PAUSE).await;
                 }

@@ -83,7 +83,7 @@ impl AccessArgs {
             }
             (None, None) => None,
             _ => {
-                let problem = "and BACKEND_KEY_FILE are set together or not at all";
+                let problem = "must be set together with BACKEND_KEY_FILE, or not";
                 mistake("BACKEND_CERT_FILE", problem.to_owned());
                 None
             }

@@ -1,9 +1,12 @@
 //! The backend and its parsed URL.
 
+use std::fmt;
+
 use http::Uri;
 use http::uri::{Authority, Scheme};
 use rustls::pki_types::ServerName;
 use spillway_process::Checker;
+use spillway_process::settings::check_port;
 
 /// Longest base path.
 const PATH_BYTES_MAX: usize = 1024;
@@ -26,6 +29,16 @@ pub enum Backend {
         /// TLS server name.
         server_name: ServerName<'static>,
     },
+}
+
+/// Shows the base URL. It holds no user or password.
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Discard => f.write_str("discard:"),
+            Self::Http { scheme, authority, path, .. } => write!(f, "{scheme}://{authority}{path}"),
+        }
+    }
 }
 
 impl Backend {
@@ -61,6 +74,7 @@ impl Backend {
         if authority.as_str().contains('@') {
             return Err("must not hold a user or password: they would show in logs");
         }
+        check_port(&authority)?;
         if uri.query().is_some() {
             return Err("must not have a query: a webhook's own is appended");
         }
@@ -85,6 +99,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_backend_is_shown_as_its_base_url() {
+        for (url, shown) in [
+            ("http://127.0.0.1:3000", "http://127.0.0.1:3000"),
+            ("https://app.example/base/", "https://app.example/base"),
+        ] {
+            assert_eq!(Backend::http(url, Some("other")).unwrap().to_string(), shown);
+        }
+        assert_eq!(Backend::Discard.to_string(), "discard:");
+    }
+
+    #[test]
     fn a_backend_is_a_base_that_paths_are_appended_to() {
         let parts = |url, host| match Backend::http(url, host) {
             Ok(Backend::Http { authority, path, host, .. }) => {
@@ -97,6 +122,11 @@ mod tests {
         assert_eq!(parts("https://a/base/", Some("b")).unwrap(), "a /base b");
         assert_eq!(parts("http://[::1]", None).unwrap(), "[::1]  [::1]");
         assert_eq!(parts("http://[::1]:80", Some("c:81")).unwrap(), "[::1]:80  c:81");
+        for url in ["http://127.0.0.1:99999", "https://a:70000", "http://a:0", "http://[::1]:99999"]
+        {
+            let problem = parts(url, None).unwrap_err();
+            assert!(problem.contains("a port from 1 to 65535"), "{url}: {problem}");
+        }
         for url in ["a:80", "ftp://a", "http://", "http://u:p@a", "http://a/?q", "/x", ""] {
             assert!(parts(url, None).is_err(), "{url}");
         }

@@ -1,5 +1,6 @@
 //! Judges outcomes of attempts. Pure: an outcome in, a verdict out.
 
+use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use spillway_delivery::{Scope, Verdict};
@@ -116,6 +117,39 @@ pub fn evidence(outcome: &AttemptOutcome, answer: Vec<u8>) -> Evidence {
     Evidence { status, answer }
 }
 
+/// The way in which the backend did not accept an attempt, for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotAccepted {
+    /// Answer with this status.
+    Status(u16),
+    /// No whole answer.
+    NoAnswer(&'static str),
+}
+
+impl fmt::Display for NotAccepted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => write!(f, "status {status}"),
+            Self::NoAnswer(problem) => f.write_str(problem),
+        }
+    }
+}
+
+/// The way in which the backend did not accept an attempt. `None` for one that it accepted, and for one
+/// that says nothing about the backend.
+pub fn failure_of(outcome: &AttemptOutcome) -> Option<NotAccepted> {
+    match outcome {
+        AttemptOutcome::Answered { status: 200..=299, .. }
+        | AttemptOutcome::LeaseLost
+        | AttemptOutcome::Unfetched
+        | AttemptOutcome::Unsendable => None,
+        AttemptOutcome::Answered { status, .. } => Some(NotAccepted::Status(*status)),
+        AttemptOutcome::TimedOut => Some(NotAccepted::NoAnswer("no whole answer in time")),
+        AttemptOutcome::Unconnected => Some(NotAccepted::NoAnswer("no connection")),
+        AttemptOutcome::Broken => Some(NotAccepted::NoAnswer("the connection broke")),
+    }
+}
+
 /// Label of an attempt in the metrics.
 pub fn result_label(outcome: &AttemptOutcome, verdict: Verdict) -> &'static str {
     match (verdict, outcome) {
@@ -209,6 +243,19 @@ mod tests {
         let unsendable = Verdict::Dead { reason: "unsendable", is_refusal: false };
         assert_eq!(judge_at(&AttemptOutcome::Unsendable, &DEAD, LONGEST, noon()), unsendable);
         assert_eq!(judge_at(&AttemptOutcome::LeaseLost, &DEAD, LONGEST, noon()), Verdict::NotSent);
+    }
+
+    #[test]
+    fn what_the_backend_did_not_accept_is_named() {
+        let answered =
+            |status| AttemptOutcome::Answered { status, retry_after: None, pauses: None };
+        let text = |outcome: &AttemptOutcome| failure_of(outcome).map(|how| how.to_string());
+        assert_eq!(text(&answered(422)).as_deref(), Some("status 422"));
+        assert_eq!(text(&answered(302)).as_deref(), Some("status 302"));
+        assert_eq!(text(&AttemptOutcome::Unconnected).as_deref(), Some("no connection"));
+        for outcome in [answered(204), AttemptOutcome::LeaseLost, AttemptOutcome::Unfetched] {
+            assert_eq!(text(&outcome), None, "{outcome:?}");
+        }
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub async fn run(
     }
     let sender = Arc::new(DeliveryClient::new(&settings)?);
     tracing::info!(
-        backend = ?settings.backend, version = spillway_process::version(), "delivering"
+        backend = %settings.backend, version = spillway_process::version(), "delivering"
     );
     supervisor::ready();
     readiness.stops_with(&shutdown);

@@ -259,7 +259,7 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
             common: self.common.check(checker),
             backend,
             access: self.access.check(checker),
-            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
+            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen, "127.0.0.1:9812"),
             order_by: checker.choice("ORDER_BY", &self.order_by, &choices),
             delivery_timeout,
             bounds: self.bounds(checker),

@@ -12,6 +12,7 @@ use spillway_delivery::{
 };
 use spillway_process::clock::wall_clock_ms;
 use spillway_process::error::chain;
+use spillway_process::failure_log::FailureLog;
 use spillway_process::supervisor::Pulse;
 use spillway_queue::controls::OperatorControls;
 use spillway_queue::lane::{ChunkId, LaneRow};
@@ -81,6 +82,8 @@ struct PublishedStatus {
     counted: Counts,
     /// Counts in the log.
     logged: Counts,
+    /// Attempts that the backend did not accept, as far as they are logged.
+    failures: FailureLog,
 }
 
 /// A leader at work.
@@ -143,6 +146,7 @@ impl Worker {
                 at: Instant::now(),
                 counted: Counts::default(),
                 logged: Counts::default(),
+                failures: FailureLog::default(),
             },
             dead_bytes: 0,
             ends_at: None,
@@ -349,6 +353,15 @@ impl Worker {
         }
         if let Some(result) = payload {
             self.metrics.stubs.count(result);
+        }
+        if let Some(last) = judge::failure_of(&outcome)
+            && let Some(attempts) = self.shown.failures.on_failure(Instant::now())
+        {
+            tracing::warn!(
+                %last,
+                attempts,
+                "the backend did not accept attempts: their webhooks are tried again, or are dead letters"
+            );
         }
         if judged == Verdict::Delivered {
             self.metrics.delivered(job.record.received_at_ms, wall_clock_ms());

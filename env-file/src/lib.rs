@@ -10,15 +10,23 @@ use std::path::Path;
 
 pub use parse::{parse, EnvFile};
 
-/// Sets the variables of the file that the environment does not hold yet. Returns the numbers of
-/// the lines that were ignored because they begin neither a setting nor a comment.
+/// Names in a file, and its lines that were ignored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadedFile {
+    /// Names of the variables, in the order of the file.
+    pub names: Vec<String>,
+    /// Numbers of the lines that begin neither a setting nor a comment.
+    pub ignored_lines: Vec<usize>,
+}
+
+/// Sets the variables of the file that the environment does not hold yet.
 ///
 /// Call it before any other thread runs: a thread that reads the environment meanwhile would be a
 /// race.
 ///
 /// # Errors
 /// A sentence that names the file, not its content.
-pub fn load(file: &Path) -> Result<Vec<usize>, String> {
+pub fn load(file: &Path) -> Result<LoadedFile, String> {
     let read = |error| format!("cannot read {}: {error}", file.display());
     let text = String::from_utf8(std::fs::read(file).map_err(read)?)
         .map_err(|_| format!("cannot read {}: it is not UTF-8", file.display()))?;
@@ -28,7 +36,8 @@ pub fn load(file: &Path) -> Result<Vec<usize>, String> {
     for (name, value) in settings.iter().rev().filter(|(name, _)| is_missing(name)) {
         std::env::set_var(name, value);
     }
-    Ok(ignored_lines)
+    let names = settings.into_iter().map(|(name, _)| name).collect();
+    Ok(LoadedFile { names, ignored_lines })
 }
 
 #[cfg(test)]
@@ -42,7 +51,9 @@ mod tests {
             "SPILLWAY_TEST_NEW=a\nSPILLWAY_TEST_OLD=file\nno setting\nSPILLWAY_TEST_NEW=ab$cd\n";
         std::fs::write(file.path(), text).unwrap();
         std::env::set_var("SPILLWAY_TEST_OLD", "environment");
-        assert_eq!(load(file.path()), Ok(vec![3]));
+        let loaded = load(file.path()).unwrap();
+        assert_eq!(loaded.ignored_lines, [3]);
+        assert_eq!(loaded.names, ["SPILLWAY_TEST_NEW", "SPILLWAY_TEST_OLD", "SPILLWAY_TEST_NEW"]);
         assert_eq!(std::env::var("SPILLWAY_TEST_OLD").unwrap(), "environment");
         assert_eq!(std::env::var("SPILLWAY_TEST_NEW").unwrap(), "ab$cd");
     }

@@ -163,7 +163,7 @@ impl spillway_process::ServerArgs for ProducerArgs {
             tx_id: self.tx_id(checker),
             properties: self.properties(checker),
             start_at: checker.choice("START_AT", &self.start_at, &starts),
-            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
+            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen, "127.0.0.1:9813"),
             dead_keep: checker.duration("DEAD_KEEP", &self.dead_keep, s(3600)..=s(3650 * 86_400)),
             dead_bytes_max: checker.size("DEAD_MAX", &self.dead_max, 0..=64 * GIB),
             shutdown_timeout: checker.duration(

@@ -22,7 +22,8 @@ use crate::process_args::ProcessSettings;
 mod connections;
 
 /// Last line of a consumer's `/readyz`.
-const NO_GATE: &str = "a consumer takes no requests: use /livez as its probe, and never /readyz";
+pub const NO_GATE: &str =
+    "a consumer takes no requests: use /livez as its probe, and never /readyz";
 
 /// Readiness of this process, and the reason if it is not ready.
 #[derive(Debug, Clone)]

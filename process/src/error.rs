@@ -2,13 +2,17 @@
 
 use std::error::Error;
 
-/// Joins `error` and all its sources by `: `. User and password are removed from every URL in it.
+/// Joins `error` and its sources by `: `. A source that the text before it already ends with, as many
+/// wrappers repeat theirs, is left out. User and password are removed from every URL in it.
 pub fn chain(error: &dyn Error) -> String {
     let mut told = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        told.push_str(": ");
-        told.push_str(&cause.to_string());
+        let text = cause.to_string();
+        if !told.ends_with(&text) {
+            told.push_str(": ");
+            told.push_str(&text);
+        }
         source = cause.source();
     }
     without_credentials(&told)
@@ -36,10 +40,16 @@ mod tests {
     #[error("outer")]
     struct Outer(#[source] std::io::Error);
 
+    #[derive(Debug, thiserror::Error)]
+    #[error("at a: {0}")]
+    struct Repeating(#[source] std::io::Error);
+
     #[test]
     fn causes_are_told_and_passwords_are_not() {
         let refused = Outer(std::io::Error::other("NOAUTH"));
         assert_eq!(chain(&refused), "outer: NOAUTH");
+        let repeated = Outer(std::io::Error::other(Repeating(std::io::Error::other("gone"))));
+        assert_eq!(chain(&repeated), "outer: at a: gone", "and not twice");
         let url = std::io::Error::other("at redis://me:hu@s:/h@host:1/0, and unix:///x a@b");
         assert_eq!(chain(&url), "at redis://host:1/0, and unix:///x a@b");
     }

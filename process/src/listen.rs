@@ -84,9 +84,8 @@ impl Listener {
             listeners.push(Self::bind(endpoint)?);
         }
         if let Some(address) = tls.filter(|_| !has_tls) {
-            let listener = listen(address).map_err(|error| {
-                anyhow::anyhow!("LISTEN_TLS: cannot listen on {address}: {error}")
-            })?;
+            let listener =
+                listen(address).map_err(|error| cannot_listen("LISTEN_TLS", &address, &error))?;
             listeners.push(Self::Tls(listener));
         }
         Ok(listeners)
@@ -96,15 +95,13 @@ impl Listener {
         match &endpoint.address {
             Address::Tcp(address) => match listen(*address) {
                 Ok(listener) => Ok(Self::Tcp(listener)),
-                Err(error) => Err(anyhow::anyhow!("LISTEN: cannot listen on {address}: {error}")),
+                Err(error) => Err(cannot_listen("LISTEN", address, &error)),
             },
             Address::Unix(path) => {
                 make_way(path)?;
                 match listen_at(path, endpoint.access) {
                     Ok(listener) => Ok(Self::Unix(listener)),
-                    Err(error) => {
-                        Err(anyhow::anyhow!("LISTEN: cannot listen on {}: {error}", path.display()))
-                    }
+                    Err(error) => Err(cannot_listen("LISTEN", &path.display(), &error)),
                 }
             }
         }
@@ -133,6 +130,16 @@ impl fmt::Display for Listener {
             }
         }
     }
+}
+
+/// Failure of an address. Its exit code lets a supervisor try again: a port may be free soon.
+fn cannot_listen(key: &str, place: &dyn fmt::Display, error: &io::Error) -> anyhow::Error {
+    let hint = match error.kind() {
+        io::ErrorKind::AddrInUse => "; stop the process that uses it, or set another address",
+        io::ErrorKind::AddrNotAvailable => "; set an address of this machine",
+        _ => "; set another address",
+    };
+    anyhow::anyhow!("{key}: cannot listen on {place}: {error}{hint}")
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -247,6 +254,23 @@ mod tests {
         let path = directory.path().join("socket");
         let listener = bound_at(&path).await.unwrap();
         assert_eq!(listener.to_string(), format!("unix:{}", path.display()));
+    }
+
+    #[tokio::test]
+    async fn an_address_in_use_is_named_with_what_to_do() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let free = ListenEndpoint {
+            address: Address::Tcp(([127, 0, 0, 1], 0).into()),
+            access: SocketAccess::default(),
+        };
+        let in_use = bound(Address::Tcp(address), SocketAccess::default()).await.unwrap_err();
+        let tls_in_use = Listener::all(&free, Some(address)).await.unwrap_err();
+        for (key, refused) in [("LISTEN: ", in_use), ("LISTEN_TLS: ", tls_in_use)] {
+            let told = refused.to_string();
+            assert!(told.starts_with(key) && told.contains("set another address"), "{told}");
+            assert!(!refused.is::<Misconfigured>(), "a restart may help: {told}");
+        }
     }
 
     /// Variable that names the file to which the child writes the names of its listeners.

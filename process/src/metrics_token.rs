@@ -10,10 +10,13 @@ use axum::http::header::AUTHORIZATION;
 use zeroize::Zeroizing;
 
 use crate::reload::FromFiles;
-use crate::settings::read_secrets;
+use crate::settings::read_lines;
 
 /// Scheme in front of the token. Its case does not matter (RFC 9110, section 11.1).
 const SCHEME: &[u8] = b"Bearer ";
+
+/// Word for one of them in messages.
+const NOUN: &str = "token";
 
 /// Tokens, which are read again when their file changes.
 pub struct MetricsToken {
@@ -27,7 +30,7 @@ impl MetricsToken {
     /// # Errors
     /// A sentence that names the file, not its content.
     pub(crate) fn read(file: PathBuf) -> Result<Self, String> {
-        let tokens = ArcSwap::from_pointee(read_secrets(&file)?);
+        let tokens = ArcSwap::from_pointee(read_lines(&file, NOUN)?);
         Ok(Self { file, tokens })
     }
 
@@ -54,7 +57,7 @@ impl FromFiles for MetricsToken {
     }
 
     fn reload(&self) -> bool {
-        match read_secrets(&self.file) {
+        match read_lines(&self.file, NOUN) {
             Ok(tokens) => {
                 let count = tokens.len();
                 self.tokens.store(Arc::new(tokens));
@@ -105,6 +108,8 @@ mod tests {
         assert!(token.reload() && !admits("Bearer old-token") && admits("Bearer new-token"));
         std::fs::write(file.path(), "\n").expect("write");
         assert!(!token.reload() && admits("Bearer new-token"), "the old ones stay");
+        let problem = MetricsToken::read(file.path().to_owned()).expect_err("it is empty");
+        assert!(problem.ends_with("holds no token"), "{problem}");
         assert!(!format!("{token:?}").contains("new-token"));
     }
 }

@@ -97,7 +97,7 @@ impl RedisArgs {
         let certificate = pem("REDIS_CERT_FILE", &self.redis_cert_file, "CERTIFICATE");
         let key = pem("REDIS_KEY_FILE", &self.redis_key_file, "PRIVATE KEY");
         if self.redis_cert_file.is_some() != self.redis_key_file.is_some() {
-            checker.mistake("REDIS_CERT_FILE", "and REDIS_KEY_FILE are set together or not at all");
+            checker.mistake("REDIS_CERT_FILE", "must be set together with REDIS_KEY_FILE, or not");
         }
         let password = self.redis_password_file.as_deref().and_then(|file| {
             let secrets = read_secrets(file);

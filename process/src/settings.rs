@@ -11,6 +11,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
+use axum::http::uri::Authority;
 use zeroize::Zeroizing;
 
 /// Collects mistakes while settings are converted to values.
@@ -116,10 +117,11 @@ impl Checker {
         found.map_or(choices[0].1, |(_, value)| *value)
     }
 
-    /// Parses an address with its port, such as `127.0.0.1:9811`.
-    pub fn address(&mut self, key: &str, text: &str) -> SocketAddr {
+    /// Parses an address with its port. `example` is one that suits the setting, such as
+    /// `127.0.0.1:9811`.
+    pub fn address(&mut self, key: &str, text: &str, example: &str) -> SocketAddr {
         text.trim().parse().unwrap_or_else(|_| {
-            self.mistake(key, format_args!("{text:?} is not an address such as 127.0.0.1:9811"));
+            self.mistake(key, format_args!("{text:?} is not an address such as {example}"));
             SocketAddr::from(([127, 0, 0, 1], 0))
         })
     }
@@ -167,6 +169,22 @@ impl Checker {
     }
 }
 
+/// Checks the port of a URL. The parser takes one above 65535 for none, and so for the default port.
+///
+/// # Errors
+/// The form that is expected.
+pub fn check_port(authority: &Authority) -> Result<(), &'static str> {
+    const FORM: &str = "must have a port from 1 to 65535, or none";
+    let text = authority.as_str();
+    let place = text.rsplit_once('@').map_or(text, |(_, place)| place);
+    let port = match place.strip_prefix(authority.host()) {
+        Some("") => return Ok(()),
+        Some(rest) => rest.strip_prefix(':').and_then(|port| port.parse::<u16>().ok()),
+        None => None,
+    };
+    port.filter(|port| *port != 0).map(|_| ()).ok_or(FORM)
+}
+
 /// Reads a size with its unit, in powers of 1024.
 fn parse_size(text: &str) -> Result<u64, String> {
     let no_size = || format!("{text:?} is not a size with a unit, such as 16MiB or 64KiB");
@@ -196,11 +214,19 @@ fn parse_size(text: &str) -> Result<u64, String> {
 /// # Errors
 /// A sentence that names the file, not its content.
 pub fn read_secrets(file: &Path) -> Result<Vec<Zeroizing<String>>, String> {
+    read_lines(file, "secret")
+}
+
+/// Reads a file of secrets, one per line, and calls them `noun` if there is none.
+///
+/// # Errors
+/// A sentence that names the file, not its content.
+pub(crate) fn read_lines(file: &Path, noun: &str) -> Result<Vec<Zeroizing<String>>, String> {
     let content = std::fs::read_to_string(file)
         .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
     let secrets = split(&Zeroizing::new(content), '\n');
     if secrets.is_empty() {
-        return Err(format!("{} holds no secret", file.display()));
+        return Err(format!("{} holds no {noun}", file.display()));
     }
     Ok(secrets)
 }
@@ -228,13 +254,26 @@ mod tests {
         checker.number("E", "x", 1..=3u16);
         checker.flag("F", "maybe");
         checker.choice("G", "xml", &[("text", 1), ("json", 2)]);
-        checker.address("H", "localhost");
+        checker.address("H", "localhost", "0.0.0.0:8443");
         checker.secrets("I", Some("hush"), Some(Path::new("/x")), true);
         checker.secrets("J", None, None, true);
         let told = checker.finish(()).unwrap_err().to_string();
         assert_eq!(told.lines().count(), 10, "{told}");
         assert!(!told.contains("hush"));
         assert!(told.contains("1s to 2s"), "{told}");
+        assert!(told.contains("is not an address such as 0.0.0.0:8443"), "{told}");
+    }
+
+    #[test]
+    fn a_port_that_is_none_is_not_taken_for_the_default_one() {
+        for good in ["a", "a:1", "a:65535", "[::1]", "[::1]:80", "u:p@a:80", "u@a"] {
+            let authority: Authority = good.parse().unwrap();
+            assert_eq!(check_port(&authority), Ok(()), "{good}");
+        }
+        for bad in ["a:0", "a:65536", "127.0.0.1:99999", "[::1]:99999", "u:p@a:70000"] {
+            let parsed = bad.parse::<Authority>();
+            assert!(parsed.is_err() || parsed.is_ok_and(|one| check_port(&one).is_err()), "{bad}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use clap::error::ErrorKind;
 use tokio_util::sync::CancellationToken;
 
 use crate::process_args::ProcessArgs;
+use crate::setting_names::meant_by;
 use crate::settings::{Checker, Mistakes};
 use crate::{exit, generate, show_settings, shutdown, telemetry};
 
@@ -118,18 +119,24 @@ pub fn parse_flags<P: Parser>() -> Result<P, ExitCode> {
     })
 }
 
-/// Sets the variables of the file that the environment does not hold yet. Call it before any other
-/// thread runs.
+/// Sets the variables of the file that the environment does not hold yet, and warns of mistyped
+/// settings. Call it before any other thread runs.
 ///
 /// # Errors
 /// A sentence that names the file, not its content.
 pub fn read_env_file(file: &Path) -> Result<(), String> {
-    for line in spillway_env_file::load(file)? {
+    let loaded = spillway_env_file::load(file)?;
+    let file = file.display();
+    for line in loaded.ignored_lines {
         // Only the number is printed: the line may hold a secret.
-        let file = file.display();
         print_error(&format_args!(
             "{file}, line {line}: not of the form KEY=value; ignored, as systemd does"
         ));
+    }
+    for name in loaded.names {
+        if let Some(meant) = meant_by(&name) {
+            print_error(&format_args!("WARN {file}: {name} is no setting; did you mean {meant}?"));
+        }
     }
     Ok(())
 }

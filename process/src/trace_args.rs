@@ -9,7 +9,7 @@ use axum::http::{HeaderName, HeaderValue, Uri};
 use clap::Args;
 use percent_encoding::percent_decode_str;
 
-use crate::settings::Checker;
+use crate::settings::{Checker, check_port};
 
 /// Path that is appended to a base URL. Source: OTLP Exporter Configuration, "Endpoint URLs for
 /// OTLP/HTTP".
@@ -90,6 +90,8 @@ pub struct TraceArgs {
 pub struct TraceSettings {
     /// URL that traces are sent to.
     pub endpoint: String,
+    /// Name of the setting that gives it.
+    pub endpoint_setting: &'static str,
     /// Headers of each export. Their values are still percent-encoded.
     pub headers: Vec<(String, String)>,
     /// Time for one export with its retries.
@@ -162,10 +164,11 @@ impl TraceArgs {
         let sampling = self.sampling(checker);
         let mut batch = self.batch(checker);
         batch.timeout = batch.timeout.min(timeout);
-        let endpoint = self.endpoint(checker).filter(|_| !is_disabled)?;
+        let (endpoint_setting, endpoint) = self.endpoint(checker).filter(|_| !is_disabled)?;
         let service_name = set(self.otel_service_name.as_deref()).map(ToOwned::to_owned).or(named);
         Some(TraceSettings {
             endpoint,
+            endpoint_setting,
             headers,
             timeout,
             service_name,
@@ -175,8 +178,10 @@ impl TraceArgs {
         })
     }
 
-    /// URL that traces are sent to, if one is set.
-    fn endpoint(&self, checker: &mut Checker) -> Option<String> {
+    /// URL that traces are sent to, if one is set, after the name of its setting.
+    fn endpoint(&self, checker: &mut Checker) -> Option<(&'static str, String)> {
+        const OWN: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+        const BASE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
         let own = set(self.otel_exporter_otlp_traces_endpoint.as_deref());
         let base = set(self.otel_exporter_otlp_endpoint.as_deref());
         let mut checked = |key: &str, url: &str| {
@@ -184,10 +189,11 @@ impl TraceArgs {
                 checker.mistake(key, problem);
             }
         };
-        own.inspect(|url| checked("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url));
-        base.inspect(|url| checked("OTEL_EXPORTER_OTLP_ENDPOINT", url));
-        let from_base = base.map(|url| format!("{}{TRACES_PATH}", url.trim_end_matches('/')));
-        own.map(ToOwned::to_owned).or(from_base)
+        own.inspect(|url| checked(OWN, url));
+        base.inspect(|url| checked(BASE, url));
+        let from_base =
+            base.map(|url| (BASE, format!("{}{TRACES_PATH}", url.trim_end_matches('/'))));
+        own.map(|url| (OWN, url.to_owned())).or(from_base)
     }
 
     fn headers(&self, checker: &mut Checker) -> Vec<(String, String)> {
@@ -270,7 +276,7 @@ fn check_url(url: &str) -> Result<(), &'static str> {
     if authority.as_str().contains('@') {
         return Err("must not hold a user or password: set OTEL_EXPORTER_OTLP_HEADERS");
     }
-    Ok(())
+    check_port(authority)
 }
 
 /// Reads a list of `key=value` pairs, each value by `read`. No value is part of a mistake: it may be
@@ -336,6 +342,9 @@ mod tests {
         assert_eq!(with_collector(&[]).endpoint, "http://collector:4318/v1/traces");
         let own = ["--otel-exporter-otlp-traces-endpoint", "https://other/otlp"];
         assert_eq!(with_collector(&own).endpoint, "https://other/otlp");
+        let of_own = with_collector(&own).endpoint_setting;
+        assert_eq!(of_own, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+        assert_eq!(with_collector(&[]).endpoint_setting, "OTEL_EXPORTER_OTLP_ENDPOINT");
     }
 
     #[test]
@@ -406,6 +415,9 @@ mod tests {
             assert!(told.contains(&format!("{key}:")), "{key}: {told}");
         }
         assert!(!told.contains("hush"), "{told}");
+        let port = ["--otel-exporter-otlp-endpoint", "http://collector:99999"];
+        let told = checked(&port).expect_err("no port");
+        assert!(told.contains("from 1 to 65535"), "{told}");
         let larger = ["--otel-bsp-max-queue-size", "10"];
         let told = checked(&larger).expect_err("512 spans in an export");
         assert!(told.starts_with("OTEL_BSP_MAX_EXPORT_BATCH_SIZE"), "{told}");

@@ -15,6 +15,7 @@ use redis::{AsyncConnectionConfig, Client, Value, cmd, from_redis_value_ref};
 
 use crate::access::Access;
 use crate::error::QueueError;
+use crate::open::open;
 
 /// Schemes of a URL for a cluster, without and with TLS.
 pub const SCHEMES: [&str; 2] = ["redis+cluster://", "rediss+cluster://"];
@@ -84,7 +85,7 @@ impl Cluster {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(ASK_WITHIN))
             .set_response_timeout(Some(ASK_WITHIN));
-        let mut connection = node.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = open(node, &config).await?;
         let ranges: Vec<Vec<Value>> =
             cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
         let unknown =

@@ -14,6 +14,7 @@ use crate::access::Access;
 use crate::cluster::{self, Cluster};
 use crate::error::QueueError;
 use crate::keys::Keys;
+use crate::open::open;
 use crate::sentinel::{self, Sentinels};
 
 /// Time limit for connecting. A local socket answers at once or not at all; a remote one may need
@@ -106,12 +107,12 @@ impl Redis {
             .set_response_timeout(budget);
         let client = match &self.endpoint {
             RedisEndpoint::At(client) => {
-                return Ok(client.get_multiplexed_async_connection_with_config(&config).await?);
+                return open(client, &config).await;
             }
             RedisEndpoint::Sentinels(sentinels) => sentinels.master().await?,
             RedisEndpoint::Cluster(cluster) => cluster.node().await?,
         };
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = open(&client, &config).await?;
         let unknown = || QueueError::Unexpected("it does not say whether it is a master".into());
         timeout(CONNECT_TIMEOUT, expect_master(&mut connection))
             .await
@@ -127,5 +128,27 @@ async fn expect_master(connection: &mut Connection) -> Result<(), QueueError> {
     match role {
         Some(Ok(role)) if role == "master" => Ok(()),
         _ => Err(QueueError::Unexpected("a redis that was named is no master".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_error_names_the_place_that_cannot_be_reached_and_no_password() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        for (url, place) in [
+            ("unix:///nonexistent/redis.sock?pass=hush".to_owned(), "/nonexistent/redis.sock: "),
+            (format!("redis://me:hush@{free}/0"), &*format!("{free}: ")),
+        ] {
+            let connected = Redis::new(&url, "x:").unwrap().connect(None).await;
+            let error = connected.map(|_| ()).expect_err("nobody is there");
+            let told = format!("{error}: {}", error.source().unwrap());
+            assert!(told.starts_with(&format!("redis is unreachable: {place}")), "{told}");
+            assert!(!told.contains("hush"), "{told}");
+        }
     }
 }

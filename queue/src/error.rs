@@ -1,5 +1,8 @@
 //! Errors between us and Redis, one variant for each reaction of the caller.
 
+use std::fmt::Display;
+use std::io;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// Reason why Redis did not do what was asked. Errors are classified by code, never by message
@@ -39,6 +42,18 @@ pub enum QueueError {
     /// A reply has an unknown form.
     #[error("redis answered in an unexpected way: {0}")]
     Unexpected(String),
+}
+
+impl QueueError {
+    /// Names the place that could not be reached. Any other error stays as it is.
+    pub(crate) fn at(self, place: &dyn Display) -> Self {
+        match self {
+            Self::Unreachable(error) => {
+                Self::Unreachable(io::Error::other(format!("{place}: {error}")).into())
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<RedisError> for QueueError {

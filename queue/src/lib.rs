@@ -29,6 +29,7 @@ pub mod history;
 pub mod keys;
 pub mod lane;
 pub mod leader;
+mod open;
 pub mod permissions;
 pub mod read;
 pub mod restore;

@@ -14,6 +14,7 @@ use redis::{AsyncConnectionConfig, Client, cmd};
 
 use crate::access::Access;
 use crate::error::QueueError;
+use crate::open::open;
 
 /// Schemes of a URL for Sentinels, without and with TLS.
 pub const SCHEMES: [&str; 2] = ["redis+sentinel://", "rediss+sentinel://"];
@@ -86,7 +87,7 @@ impl Sentinels {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(ASK_WITHIN))
             .set_response_timeout(Some(ASK_WITHIN));
-        let mut connection = node.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = open(node, &config).await?;
         let named: Option<(String, u16)> = cmd("SENTINEL")
             .arg("get-master-addr-by-name")
             .arg(&self.name)

@@ -1,7 +1,7 @@
 //! The receiver's settings, as set and as checked.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
@@ -138,7 +138,8 @@ pub struct ReceiverArgs {
 
     /// Directory that webhooks are written to while Redis takes none; they are restored to Redis in
     /// order afterwards. Use a disk that keeps what it synced. The directory is for one receiver
-    /// alone, which is then the only one of its cell. Not set: webhooks are refused
+    /// alone, which is then the only one of its cell. It is created; the one above it must exist.
+    /// Not set: webhooks are refused
     #[arg(long, env = "SPILL_DIR")]
     spill_dir: Option<PathBuf>,
 
@@ -251,7 +252,7 @@ impl spillway_process::ServerArgs for ReceiverArgs {
             common: self.common.check(checker),
             listen: self.endpoint(checker),
             tls: self.tls.check(checker),
-            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
+            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen, "127.0.0.1:9811"),
             secrets: self.secrets.check(checker, self.apps_file.is_none()),
             apps: self.apps(rules, checker),
             rules,
@@ -362,6 +363,9 @@ impl ReceiverArgs {
         let directory = self.spill_dir.clone().filter(|path| !path.as_os_str().is_empty())?;
         if !directory.is_absolute() {
             checker.mistake("SPILL_DIR", "must be an absolute path");
+        } else if let Some(parent) = absent_parent(&directory) {
+            let problem = "does not exist; create it, or correct SPILL_DIR";
+            checker.mistake("SPILL_DIR", format_args!("{} {problem}", parent.display()));
         }
         if cfg!(not(feature = "spill")) {
             checker.mistake("SPILL_DIR", "this receiver was built without the feature `spill`");
@@ -396,6 +400,14 @@ impl ReceiverArgs {
         });
         IgnoreSettings { topics, shops: shops.unwrap_or_default(), shops_file: file }
     }
+}
+
+/// Directory above `directory`, if it certainly does not exist. Only the last component is created: a
+/// mistyped path would be on another disk.
+fn absent_parent(directory: &Path) -> Option<&Path> {
+    let parent = directory.parent()?;
+    let is_absent = matches!(parent.try_exists(), Ok(false)) && !directory.is_dir();
+    is_absent.then_some(parent)
 }
 
 /// True for a topic, or all topics of a kind.

@@ -57,7 +57,8 @@ pub enum DirectoryError {
 }
 
 impl Directory {
-    /// Locks the directory at `path`, and creates it if it does not exist.
+    /// Locks the directory at `path`, and creates it if it does not exist. The directory above it
+    /// must exist: a mistyped path would be on another disk.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -111,15 +112,14 @@ pub fn at(path: &Path) -> impl Fn(io::Error) -> DirectoryError {
 }
 
 fn make(path: &Path) -> io::Result<()> {
-    let missing = path.ancestors().take_while(|one| !one.as_os_str().is_empty() && !one.is_dir());
-    let missing: Vec<&Path> = missing.collect();
-    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    // Every new name is synced. Without that, a power cut could remove them all.
-    for parent in missing.into_iter().filter_map(Path::parent) {
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        File::open(parent)?.sync_all()?;
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => {}
+        Err(_) if path.is_dir() => return Ok(()),
+        Err(error) => return Err(error),
     }
-    Ok(())
+    // The new name is synced. Without that, a power cut could remove it and all in it.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn id_of(directory: &Path) -> Result<u64, DirectoryError> {
@@ -156,7 +156,10 @@ mod tests {
     #[test]
     fn a_directory_has_one_user_and_keeps_its_id() {
         let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("a/b");
+        let absent = place.path().join("mistyped/b");
+        assert!(matches!(Directory::take(&absent), Err(DirectoryError::Io { .. })));
+        assert!(!place.path().join("mistyped").exists(), "nothing is created");
+        let path = place.path().join("a");
         let first = Directory::take(&path).unwrap();
         assert!(matches!(Directory::take(&path), Err(DirectoryError::InUse(_))));
         let id = first.id();

@@ -85,8 +85,26 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use spillway_process::setting_names::SETTING_NAMES;
 
     use super::Cli;
+
+    /// Variables of a command and its subcommands.
+    fn variables(command: &clap::Command, found: &mut Vec<String>) {
+        let own = command.get_arguments().filter_map(|argument| argument.get_env());
+        found.extend(own.map(|name| name.to_string_lossy().into_owned()));
+        command.get_subcommands().for_each(|command| variables(command, found));
+    }
+
+    #[test]
+    fn every_variable_is_in_the_list_of_settings() {
+        let mut found = Vec::new();
+        variables(&Cli::command(), &mut found);
+        assert!(found.len() > 10);
+        for name in found {
+            assert!(SETTING_NAMES.contains(&name.as_str()), "{name}");
+        }
+    }
 
     #[test]
     fn the_flags_contradict_each_other_nowhere() {

@@ -1,6 +1,7 @@
 //! `spillway config`: the settings of each process, as it would start with them now. Each process
 //! prints its own (`--show-settings`).
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -52,8 +53,15 @@ struct ShownSetting {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { action: Action::Show { process, output }, env_file } = arguments;
     let mut is_first = true;
+    let mut warned = HashSet::new();
     for (name, program) in programs(process)? {
-        let settings = ask(&name, &program, env_file.as_deref()).await?;
+        let (settings, warnings) = ask(&name, &program, env_file.as_deref()).await?;
+        // All of them read the same file.
+        for warning in warnings.lines() {
+            if warned.insert(warning.to_owned()) {
+                eprintln!("{warning}");
+            }
+        }
         if output.is_json() {
             settings.iter().try_for_each(|setting| line(setting.json(&name)))?;
             continue;
@@ -84,11 +92,12 @@ fn programs(named: Vec<String>) -> Result<Vec<(String, PathBuf)>, Failure> {
     Ok(found)
 }
 
+/// Settings of a process, and its warnings about the file.
 async fn ask(
     name: &str,
     program: &Path,
     env_file: Option<&Path>,
-) -> Result<Vec<ShownSetting>, Failure> {
+) -> Result<(Vec<ShownSetting>, String), Failure> {
     let mut command = Command::new(program);
     command.arg("--show-settings").kill_on_drop(true);
     if let Some(file) = env_file {
@@ -101,12 +110,10 @@ async fn ask(
     if !output.status.success() {
         let mut checker = Checker::default();
         checker.mistake(name, errors.trim_end());
-        return Ok(checker.finish(Vec::new())?);
+        return Ok(checker.finish((Vec::new(), String::new()))?);
     }
-    // Lines of the file that are not settings are reported there.
-    eprint!("{errors}");
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().filter_map(ShownSetting::parse).collect())
+    Ok((text.lines().filter_map(ShownSetting::parse).collect(), errors))
 }
 
 impl ShownSetting {

@@ -6,6 +6,7 @@ mod show;
 mod take;
 mod walk;
 
+use std::fmt::Display;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -14,9 +15,13 @@ use spillway_queue::dead::DeadLetter;
 use spillway_queue::status;
 
 use crate::failure::Failure;
+use crate::filter::OneWebhook;
 use crate::format::OutputArgs;
 use crate::place::{CellArgs, ConsumerArgs, unknown};
 use filter::{DeadFilter, WrittenFilter};
+
+/// Reason of a dead letter that was answered with one of DEAD_STATUSES.
+const STATUS: &str = "status";
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -41,8 +46,8 @@ enum Action {
     },
     /// Show one dead letter exactly as it was received, and why it was given up
     Show {
-        /// Spillway-Id of the dead letter
-        spillway_id: String,
+        #[command(flatten)]
+        which: OneWebhook,
         /// Print only the body, byte for byte
         #[arg(long)]
         body: bool,
@@ -51,6 +56,19 @@ enum Action {
     Replay(take::ReplayArguments),
     /// Drop dead letters for good
     Drop(take::DropArguments),
+}
+
+/// Failure for a dead letter that does not exist.
+fn absent(consumer: &str, id: &dyn Display) -> Failure {
+    Failure::Failed(format!("{consumer} has no dead letter {id}; see `spillway dead list`"))
+}
+
+/// Reason of a dead letter for people: with the status, if the status is the reason.
+pub(crate) fn reason(letter: &DeadLetter) -> String {
+    match letter.reason.as_str() {
+        STATUS => format!("{STATUS} {}", letter.status),
+        other => other.to_owned(),
+    }
 }
 
 /// Returns the dead letters of `consumer` with this Shopify webhook id or Spillway-Id.
@@ -87,8 +105,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Action::List { filter, output, limit } => {
             list::run(&cell, &consumer, &filter.checked()?, output, limit).await?;
         }
-        Action::Show { spillway_id, body } => {
-            show::run(&cell, &consumer, &spillway_id, body).await?;
+        Action::Show { which, body } => {
+            show::run(&cell, &consumer, &which.checked()?, body).await?;
         }
         Action::Replay(replay) => take::replay(&cell, &consumer, replay).await?,
         Action::Drop(drop) => take::drop(&cell, &consumer, drop).await?,

@@ -22,6 +22,7 @@ use crate::out::line;
 use backend::DemoBackend;
 use children::Children;
 use plan::DevPlan;
+use sample::SampleOutcome;
 use signals::Signals;
 use state::CellDirectory;
 
@@ -100,8 +101,12 @@ async fn show(
     ready::process("downstreamer", plan.downstreamer_admin).await?;
     tell::what_runs(plan)?;
     let webhook = sample::webhook(plan)?;
-    let delivery = sample::deliver(plan, &webhook, demo).await?;
-    tell::delivered(&delivery)?;
+    let result = sample::deliver(plan, &webhook, demo).await?;
+    let text = tell::sample(&result);
+    if plan.oneshot && matches!(result.outcome, SampleOutcome::Dead { .. }) {
+        return Err(Failure::Failed(text));
+    }
+    line(format_args!("\n{text}."))?;
     if !plan.oneshot {
         tell::what_to_try(plan, state, &webhook)?;
     }

@@ -14,6 +14,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use spillway_queue::consumers::{HTTP, KAFKA};
 use spillway_queue::controls::{Filter, Pause};
+use spillway_queue::dead::DeadLetter;
 use spillway_queue::lane::LaneRow;
 use spillway_queue::status::{self, ConsumerStatus};
 use spillway_webhook::WebhookId;
@@ -132,7 +133,7 @@ async fn look(
 fn of_kafka(waiting: &Waiting, wanted: &str) -> String {
     match wanted.parse::<WebhookId>() {
         Ok(id) if id.entry <= waiting.cursor() => {
-            "it is behind the cursor: in the topic (record header spillway-id), a dead letter, or \
+            "it was settled: it is in the topic (record header spillway-id), a dead letter, or \
              dropped by order"
                 .to_owned()
         }
@@ -148,27 +149,28 @@ async fn dead_letters(
     wanted: &str,
 ) -> Result<Vec<Fact>, Failure> {
     let letters = dead::find(place, consumer, wanted).await?;
-    let fact = |letter: spillway_queue::dead::DeadLetter| Fact {
+    Ok(letters.into_iter().map(|letter| dead_letter(consumer, letter)).collect())
+}
+
+fn dead_letter(consumer: &str, letter: DeadLetter) -> Fact {
+    let mut why = dead::reason(&letter);
+    if why == letter.reason {
+        why.push_str(&format!(", last status {}", letter.status));
+    }
+    Fact {
         spillway_id: letter.webhook.to_string(),
         state: "dead",
         at_ms: letter.id.ms,
         text: format!(
-            "is a dead letter: {}, last status {}, {} attempts; {} {} of {}. \
+            "is a dead letter: {why}, {} attempts; {} {} of {}. \
              `spillway dead show --consumer {consumer} {}`",
-            letter.reason,
-            letter.status,
-            letter.attempts,
-            letter.topic,
-            letter.resource,
-            letter.shop,
-            letter.webhook
+            letter.attempts, letter.topic, letter.resource, letter.shop, letter.webhook
         ),
         more: json!({
             "reason": letter.reason, "status": letter.status, "attempts": letter.attempts,
             "shop": letter.shop, "topic": letter.topic, "resource": letter.resource,
         }),
-    };
-    Ok(letters.into_iter().map(fact).collect())
+    }
 }
 
 async fn what_waits(

@@ -7,6 +7,8 @@ use spillway_process::exit;
 use spillway_process::settings::Mistakes;
 use spillway_queue::QueueError;
 
+use crate::socket::Denial;
+
 /// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -18,7 +20,7 @@ pub(crate) enum Failure {
     Settings(#[from] Mistakes),
     /// This user may not open the socket of Redis.
     #[error("{0}")]
-    Denied(String),
+    Denied(Denial),
     /// Redis failed or refused a command.
     #[error("{}", with_hint(.0))]
     Queue(#[from] QueueError),

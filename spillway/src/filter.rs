@@ -11,15 +11,16 @@ use crate::failure::Failure;
 pub(crate) const FILTERS: &str = "--shop, --topic, --resource, --app, --webhook-id";
 
 /// Filter flags. A webhook must match all of those given. An empty value, such as that of an unset
-/// variable of a shell, is refused: it would match every webhook without an app.
+/// variable of a shell, is refused: it would match every webhook without an app. So is a value that
+/// no webhook can match.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct FilterArguments {
     /// Only webhooks of this shop
-    #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(short, long, value_parser = shop)]
     pub shop: Option<String>,
 
     /// Only webhooks of this topic; orders/* matches every topic that begins with orders/
-    #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(short, long, value_parser = topic)]
     pub topic: Option<String>,
 
     /// Only webhooks for this app of APPS_FILE
@@ -27,7 +28,7 @@ pub(crate) struct FilterArguments {
     pub app: Option<String>,
 
     /// Only webhooks about this resource, such as product/12
-    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_parser = resource)]
     pub resource: Option<String>,
 
     /// Only webhooks with this Shopify webhook id or Spillway-Id
@@ -41,6 +42,55 @@ impl FilterArguments {
         let Self { shop, topic, app, resource, webhook_id } = self;
         Filter { shop, topic, app, resource, webhook_id }
     }
+}
+
+/// One webhook, named by either of its ids.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct OneWebhook {
+    /// Spillway-Id of the webhook
+    spillway_id: Option<String>,
+
+    /// Shopify's webhook id, in place of the Spillway-Id
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    webhook_id: Option<String>,
+}
+
+impl OneWebhook {
+    /// The id as given, after the check of a Spillway-Id.
+    pub(crate) fn checked(self) -> Result<String, Failure> {
+        match (self.webhook_id, self.spillway_id) {
+            (Some(id), _) => Ok(id),
+            (None, Some(id)) => spillway_id(&id).map(|_| id),
+            (None, None) => Err(Failure::Usage("give a Spillway-Id or --webhook-id".to_owned())),
+        }
+    }
+}
+
+fn shop(text: &str) -> Result<String, &'static str> {
+    let is_domain = text.split('.').count() > 1 && text.split('.').all(|part| !part.is_empty());
+    is_domain.then(|| text.to_owned()).ok_or("a shop is a domain, such as a.myshopify.com")
+}
+
+fn topic(text: &str) -> Result<String, &'static str> {
+    let is_whole = |part: &str| !part.is_empty() && !part.contains('*');
+    let is_topic = match text.split_once('/') {
+        Some((kind, event)) => is_whole(kind) && (event == "*" || is_whole(event)),
+        // Such as customer.tags_added.
+        None => is_whole(text) && text.contains('.'),
+    };
+    is_topic
+        .then(|| text.to_owned())
+        .ok_or("a topic has a slash, such as orders/create or orders/*")
+}
+
+/// A resource is `kind/id`. Without an id, it is the type in the topic, such as `products`.
+fn resource(text: &str) -> Result<String, &'static str> {
+    let is_resource = match text.split_once('/') {
+        Some((kind, id)) => !kind.is_empty() && !id.is_empty(),
+        None => text.ends_with('s') || text.starts_with(|c: char| c.is_ascii_uppercase()),
+    };
+    is_resource.then(|| text.to_owned()).ok_or("a resource is a kind and an id, such as product/12")
 }
 
 /// Parses a Spillway-Id.
@@ -65,11 +115,47 @@ mod tests {
         filter: FilterArguments,
     }
 
+    fn is_taken(flag: &str, value: &str) -> bool {
+        Command::try_parse_from(["spillway", flag, value]).is_ok()
+    }
+
     #[test]
     fn an_empty_value_is_refused() {
-        for flag in ["--shop", "--topic", "--app", "--resource", "--webhook-id"] {
-            assert!(Command::try_parse_from(["spillway", flag, "a"]).is_ok(), "{flag}");
-            assert!(Command::try_parse_from(["spillway", flag, ""]).is_err(), "{flag}");
+        for (flag, good) in [
+            ("--shop", "a.example"),
+            ("--topic", "orders/create"),
+            ("--app", "a"),
+            ("--resource", "product/12"),
+            ("--webhook-id", "a"),
+        ] {
+            assert!(is_taken(flag, good), "{flag}");
+            assert!(!is_taken(flag, ""), "{flag}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_matches_no_webhook_is_refused() {
+        for (flag, good) in [
+            ("--topic", "orders/*"),
+            ("--topic", "Product/update"),
+            ("--topic", "customer.tags_added"),
+            ("--resource", "inventory_level/1@2"),
+            ("--resource", "products"),
+            ("--resource", "Product"),
+        ] {
+            assert!(is_taken(flag, good), "{flag} {good}");
+        }
+        for (flag, bad) in [
+            ("--topic", "order"),
+            ("--topic", "orders/"),
+            ("--topic", "*/create"),
+            ("--topic", "orders/cre*"),
+            ("--resource", "product"),
+            ("--resource", "product/"),
+            ("--shop", "notashop"),
+            ("--shop", "a."),
+        ] {
+            assert!(!is_taken(flag, bad), "{flag} {bad}");
         }
     }
 }

@@ -46,7 +46,7 @@ enum ProcessHealth {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let mut checker = Checker::default();
     let given = arguments.admin_listen.as_deref();
-    let given = given.map(|text| checker.address("ADMIN_LISTEN", text));
+    let given = given.map(|text| checker.address("ADMIN_LISTEN", text, RECEIVER));
     let addresses = match checker.finish(given)? {
         Some(address) => vec![reachable(address).to_string()],
         None => [RECEIVER, DOWNSTREAMER, KAFKA_PRODUCER].map(str::to_owned).to_vec(),

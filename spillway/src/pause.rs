@@ -61,15 +61,16 @@ pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure
     let now = now_ms();
     let (is_new, _) = controls::pause(&redis, &mut connection, &consumer, &filter, now).await?;
     let leader = match known.leader {
-        Some(_) => "within a second; what is under way is delivered",
-        None => "as soon as it runs: it has no leader",
+        Some(_) => "within a second; deliveries under way are completed",
+        None => "as soon as it runs (it has no leader now)",
     };
     let same = if filter.is_empty() { "without a filter" } else { "with the same filter" };
     line(match is_new {
         true => format!(
-            "{consumer} pauses {filter}, {leader}. To end it: `spillway resume --consumer {consumer}` {same}"
+            "{consumer} pauses {filter} {leader}. To end the pause: `spillway resume --consumer \
+             {consumer}` {same}"
         ),
-        false => format!("{consumer} paused {filter} before"),
+        false => format!("{consumer}: {filter} was already paused"),
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -86,15 +87,26 @@ pub(crate) async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failu
     let ended: Vec<Filter> =
         pauses.iter().filter(meant).map(|pause| pause.filter.clone()).collect();
     if ended.is_empty() {
-        let named: Vec<_> = pauses.iter().map(|pause| pause.filter.to_string()).collect();
-        let has = match named.is_empty() {
-            true => "nothing is".to_owned(),
-            false => format!("paused is: {}", named.join("; ")),
-        };
-        return Err(Failure::Failed(format!("{consumer} has not paused {filter}; {has}")));
+        return Err(Failure::Failed(not_paused(&consumer, &filter, pauses)));
     }
     let (number, _) = controls::resume(&redis, &mut connection, &consumer, &ended).await?;
     let named: Vec<_> = ended.iter().map(ToString::to_string).collect();
     line(format_args!("{consumer} resumes {} ({})", named.join("; "), count(number, "pause")))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Message if no pause has this filter.
+fn not_paused(consumer: &str, filter: &Filter, pauses: &[Pause]) -> String {
+    if pauses.is_empty() {
+        return format!("nothing is paused for {consumer}");
+    }
+    let named: Vec<_> = pauses.iter().map(|pause| pause.filter.to_string()).collect();
+    let named = named.join("; ");
+    match filter.is_empty() {
+        true => format!(
+            "{consumer} is not paused as a whole; paused: {named}. Give the same filter, or --all to \
+             end every pause"
+        ),
+        false => format!("{filter} is not paused for {consumer}; paused: {named}"),
+    }
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use crate::failure::Failure;
-use crate::filter::FilterArguments;
+use crate::filter::{FilterArguments, OneWebhook};
 use crate::format::OutputArgs;
 use crate::place::ConsumerArgs;
 
@@ -36,8 +36,8 @@ enum Action {
     },
     /// Show one waiting webhook exactly as it was received
     Show {
-        /// Spillway-Id of the webhook
-        spillway_id: String,
+        #[command(flatten)]
+        which: OneWebhook,
         /// Print only the body, byte for byte
         #[arg(long)]
         body: bool,
@@ -53,8 +53,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Action::List { filter, output, limit } => {
             list::run(&cell, &consumer, filter.filter(), output, limit).await?;
         }
-        Action::Show { spillway_id, body } => {
-            show::run(&cell, &consumer, &spillway_id, body).await?
+        Action::Show { which, body } => {
+            show::run(&cell, &consumer, &which.checked()?, body).await?;
         }
         Action::Drop(arguments) => drop::run(&cell, &consumer, arguments).await?,
     }

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use spillway_process::Checker;
 use spillway_webhook::Secrets;
 
@@ -12,9 +13,17 @@ use crate::failure::Failure;
 const VALUE: &str = "SHOPIFY_CLIENT_SECRET";
 const FILE: &str = "SHOPIFY_CLIENT_SECRET_FILE";
 
-/// The client secret, as given on the command line.
-#[derive(Debug, Args)]
+/// The client secret: a flag, or a variable of the environment or the env file. A flag wins over both
+/// variables.
+#[derive(Debug)]
 pub(crate) struct SecretArguments {
+    secret: Option<String>,
+    secret_file: Option<PathBuf>,
+}
+
+/// The client secret, as clap reads it.
+#[derive(Debug, Args)]
+struct GivenSecret {
     /// The app's client secret; of several, the first signs. Prefer the file: a flag shows in the
     /// process list
     #[arg(long, env = VALUE, hide_env_values = true)]
@@ -23,6 +32,33 @@ pub(crate) struct SecretArguments {
     /// File with the client secret, one per line
     #[arg(long, env = FILE)]
     secret_file: Option<PathBuf>,
+}
+
+impl FromArgMatches for SecretArguments {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let is_flag = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let GivenSecret { secret, secret_file } = GivenSecret::from_arg_matches(matches)?;
+        Ok(match (is_flag("secret"), is_flag("secret_file")) {
+            (true, false) => Self { secret, secret_file: None },
+            (false, true) => Self { secret: None, secret_file },
+            (true, true) | (false, false) => Self { secret, secret_file },
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for SecretArguments {
+    fn augment_args(command: Command) -> Command {
+        GivenSecret::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        GivenSecret::augment_args_for_update(command)
+    }
 }
 
 impl SecretArguments {

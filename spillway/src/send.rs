@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use bytes::Bytes;
 use clap::Args;
 use http::Uri;
+use spillway_process::settings::check_port;
 
 use crate::failure::Failure;
 use crate::http::HttpClient;
@@ -79,7 +80,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 async fn one(client: &HttpClient, uri: &Uri, webhook: &SampleWebhook) -> Result<bool, Failure> {
     let answer = client.send(webhook.request(uri)).await;
-    let answer = answer.map_err(|error| Failure::Failed(format!("{uri}: {error}")))?;
+    let answer = answer.map_err(|error| Failure::Failed(unanswered(uri, &error)))?;
     line(answer.status)?;
     if !answer.body.is_empty() {
         line(printable(&answer.body).trim_end())?;
@@ -87,10 +88,19 @@ async fn one(client: &HttpClient, uri: &Uri, webhook: &SampleWebhook) -> Result<
     Ok(answer.status == http::StatusCode::OK)
 }
 
+/// Message for a request without an answer.
+fn unanswered(uri: &Uri, error: &str) -> String {
+    let place = uri.authority().map_or("", |authority| authority.as_str());
+    let place = place.rsplit('@').next().unwrap_or(place);
+    format!("{uri}: {error}; is the receiver running at {place}?")
+}
+
 fn target(url: &str) -> Result<Uri, Failure> {
     let uri: Option<Uri> = url.parse().ok();
-    let is_whole =
-        |uri: &Uri| uri.authority().is_some() && matches!(uri.scheme_str(), Some("http" | "https"));
+    let is_whole = |uri: &Uri| {
+        uri.authority().is_some_and(|authority| check_port(authority).is_ok())
+            && matches!(uri.scheme_str(), Some("http" | "https"))
+    };
     let wrong = || Failure::Usage(format!("--url {url:?} is not like http://127.0.0.1:8080/path"));
     uri.filter(is_whole).ok_or_else(wrong)
 }
@@ -125,7 +135,7 @@ mod tests {
         for good in ["http://127.0.0.1:8080/webhooks", "https://x.example", "http://[::1]:1/?a"] {
             assert!(target(good).is_ok(), "{good}");
         }
-        for bad in ["", "/webhooks", "127.0.0.1:8080", "ftp://x/", "http://"] {
+        for bad in ["", "/webhooks", "127.0.0.1:8080", "ftp://x/", "http://", "http://a:99999/"] {
             assert!(target(bad).is_err(), "{bad}");
         }
     }

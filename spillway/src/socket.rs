@@ -1,6 +1,7 @@
 //! Message for a user who may not open the unix socket of Redis: who the user is, whose the socket
 //! is, and what to do.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ use rustix::process::geteuid;
 const USERS: &str = "/etc/passwd";
 /// File with the names of groups. Source: group(5).
 const GROUPS: &str = "/etc/group";
+/// Name of the user and of the group with id 0.
+const ROOT: &str = "root";
 /// Permission of the group to connect to a socket.
 const GROUP_WRITE: u32 = 0o020;
 /// Permission of the group to enter a directory.
@@ -28,8 +31,23 @@ struct Barred {
     mode: u32,
 }
 
+/// Message for a user who may not open the socket.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Denial {
+    /// User, and path that may not be opened.
+    pub what: String,
+    /// Instructions to fix it.
+    pub fix: String,
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.fix)
+    }
+}
+
 /// Returns the message if `url` names a unix socket that this user may not open.
-pub(crate) fn denial(url: &str) -> Option<String> {
+pub(crate) fn denial(url: &str) -> Option<Denial> {
     let path = socket_path(url)?;
     // Nothing connects here: that would wait while Redis hangs.
     if access(path, Access::WRITE_OK) != Err(Errno::ACCESS) {
@@ -67,21 +85,28 @@ fn name_of(id: u32, text: &str) -> String {
     named.unwrap_or_else(|| id.to_string())
 }
 
-fn message(user: &str, id: u32, barred: &Barred) -> String {
+fn message(user: &str, id: u32, barred: &Barred) -> Denial {
     let Barred { path, is_directory, owner, group, mode } = barred;
     let may_not = if *is_directory { "enter the directory" } else { "open redis' socket" };
     let needed = if *is_directory { GROUP_ENTER } else { GROUP_WRITE };
-    let join = match mode & needed == 0 {
-        true => String::new(),
-        false => format!(
+    let join = if group == ROOT {
+        // Nobody should join the group of root.
+        "; to use it without root, run redis as a user of its own, with a group that operators join"
+            .to_owned()
+    } else if mode & needed == 0 {
+        String::new()
+    } else {
+        format!(
             ", or add the user to that group (usermod --append --groups {group} {user}) and log in again"
-        ),
+        )
     };
-    format!(
+    let or_owner = if owner == ROOT { String::new() } else { format!(" or as {owner}") };
+    let what = format!(
         "user {user} (uid {id}) may not {may_not} {}, which belongs to user {owner} and group {group} (mode \
-         {mode:04o}): run this as root or as {owner}{join}",
+         {mode:04o})",
         path.display()
-    )
+    );
+    Denial { what, fix: format!("run this as root{or_owner}{join}") }
 }
 
 #[cfg(test)]
@@ -112,6 +137,7 @@ mod tests {
             group: "queue".to_owned(),
             mode,
         };
+        let message = |user, id, barred: &Barred| message(user, id, barred).to_string();
         let told = message("deploy", 1001, &barred(0o770, false));
         let expected = "user deploy (uid 1001) may not open redis' socket /run/spillway/redis.sock, \
                         which belongs to user spillway and group queue (mode 0770): run this as root \
@@ -121,5 +147,19 @@ mod tests {
         assert!(!message("deploy", 1001, &barred(0o700, false)).contains("usermod"));
         assert!(message("deploy", 1001, &barred(0o710, true)).contains("usermod"));
         assert!(!message("deploy", 1001, &barred(0o760, true)).contains("log in again"));
+    }
+
+    #[test]
+    fn nobody_is_told_to_join_the_group_of_root() {
+        let barred = Barred {
+            path: "/run/redis.sock".into(),
+            is_directory: false,
+            owner: ROOT.to_owned(),
+            group: ROOT.to_owned(),
+            mode: 0o770,
+        };
+        let Denial { fix, .. } = message("nobody", 65_534, &barred);
+        assert!(fix.starts_with("run this as root; to use it without root, run redis as"), "{fix}");
+        assert!(!fix.contains("usermod") && !fix.contains("root or as root"), "{fix}");
     }
 }

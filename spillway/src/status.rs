@@ -101,7 +101,7 @@ pub(crate) fn consumers_text(consumers: &[ConsumerStatus], output: OutputArgs) -
         }
         for Pause { filter, since_ms } in &consumer.pauses {
             let since = rfc3339(*since_ms);
-            text.push_str(&format!("\n{name} has paused {filter} since {since}"));
+            text.push_str(&format!("\n{name}: paused since {since}: {filter}"));
         }
     }
     text
@@ -299,7 +299,8 @@ mod tests {
         let filter = Filter { shop: Some("a.example".to_owned()), ..Filter::default() };
         let paused = ConsumerStatus { pauses: vec![Pause { filter, since_ms: 0 }], ..consumer() };
         let text = consumers_text(&[paused], output("table"));
-        assert!(text.contains("\nhttp has paused shop a.example since 1970-01-01"), "{text}");
+        assert!(text.contains("\nhttp: paused since 1970-01-01"), "{text}");
+        assert!(text.contains(": shop a.example"), "{text}");
         assert!(consumers_text(&[], output("table")).contains("no consumer"));
     }
 }

@@ -30,7 +30,7 @@ struct Morgue {
     ledger: Arc<Ledger>,
     redis: RedisServer,
     receiver: Service,
-    _downstreamer: Service,
+    downstreamer: Service,
     cell: Cell,
     /// Number of webhooks delivered while the others were given up.
     delivered: usize,
@@ -59,7 +59,7 @@ async fn refused(status: u16, settings: Settings<'_>) -> Morgue {
     others.stop().await;
     well.delivered_to(&backend, SOON).await;
     let delivered = backend.delivered();
-    Morgue { backend, ledger, redis, receiver, _downstreamer: downstreamer, cell, delivered }
+    Morgue { backend, ledger, redis, receiver, downstreamer, cell, delivered }
 }
 
 impl Morgue {
@@ -94,6 +94,11 @@ fn text<'a>(letter: &'a Value, key: &str) -> &'a str {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_letters_are_listed_and_shown_as_they_were_received() {
     let morgue = refused(400, &[]).await;
+    let log = morgue.downstreamer.output();
+    let warned: Vec<_> =
+        log.lines().filter(|line| line.contains("the backend did not accept attempts")).collect();
+    assert!(!warned.is_empty() && warned[0].contains("status 400"), "{log}");
+    assert!(warned.len() < 5, "one in 30 s: {warned:?}");
     let letters = morgue.list().await;
     assert_eq!(letters.len(), 10);
     let receipts = morgue.backend.receipts();

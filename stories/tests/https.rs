@@ -445,9 +445,10 @@ async fn settings_that_do_not_fit_are_reported_by_the_check() {
         ["served.pem", "other.example.key"].map(|file| format!("{directory}/{file}"));
     let listen = ("LISTEN_TLS", "127.0.0.1:1");
     let certificate = ("TLS_CERT_FILE", served.as_str());
-    let cases: [(Settings<'_>, &str); 5] = [
+    let cases: [(Settings<'_>, &str); 6] = [
         (&[certificate], "LISTEN_TLS: is needed"),
-        (&[listen], "TLS_CERT_FILE: and TLS_KEY_FILE must name"),
+        (&[listen], "LISTEN_TLS: needs TLS_CERT_FILE and TLS_KEY_FILE"),
+        (&[listen, certificate], "names 1 and TLS_KEY_FILE 0: both must name as many files"),
         (&[("LISTEN_TLS", "here"), certificate, ("TLS_KEY_FILE", &of_other)], "is not an address"),
         (
             &[listen, certificate, ("TLS_KEY_FILE", &of_other)],

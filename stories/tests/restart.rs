@@ -92,6 +92,25 @@ async fn who_connects_during_the_last_call_waits_for_no_idle_connection() {
     assert_eq!(receiver.exit(EXIT_WITHIN).await.code(), Some(0));
 }
 
+#[tokio::test]
+async fn a_queue_that_cannot_be_read_is_logged_once_and_so_is_its_end() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let downstreamer = cell.downstreamer(&backend, &[]).await;
+    downstreamer.ready().await;
+    let lines = |text: &str| downstreamer.output().matches(text).count();
+    redis.kill9();
+    downstreamer.unready("queue_unavailable").await;
+    until("it is logged", EXIT_WITHIN, async || lines("reading the queue failed") > 0).await;
+    redis.restart();
+    redis.ready().await;
+    until("the end is logged", EXIT_WITHIN, async || lines("the queue is read again") > 0).await;
+    // One for the main stream and one for the replays.
+    assert!(lines("reading the queue failed") <= 2, "{}", downstreamer.output());
+    assert!(downstreamer.output().contains("backend=http://127.0.0.1:"), "as an operator reads it");
+}
+
 const SIGNERS: usize = 16;
 
 /// Senders that sign with the newest secret that the receiver has loaded.

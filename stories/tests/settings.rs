@@ -252,6 +252,52 @@ async fn the_settings_in_force_are_shown_with_their_origin_and_without_secrets()
     assert_eq!(absent.status.code(), Some(78), "{absent:?}");
 }
 
+#[tokio::test]
+async fn a_mistyped_setting_of_an_env_file_is_named_with_the_one_that_was_meant() {
+    let cell = Cell::shared();
+    let file = cell.directory().join("mistyped.env");
+    let text = "MAX_BODYY=hush\nREDIS_URL=unix:///nowhere\nDATABASE_URL=x\nSHOPIFY_CLIENT_SECRET=s\n\
+                DOWNSTREAM_APP_URL=discard:\n";
+    std::fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap();
+    let expected = "MAX_BODYY is no setting; did you mean MAX_BODY?";
+    for (program, arguments) in [
+        ("request-receiver", &["--check"][..]),
+        ("downstreamer", &["--check"][..]),
+        ("spillway", &["config", "show"][..]),
+        ("spillway", &["doctor"][..]),
+    ] {
+        let output = cell.run(program, &[arguments, &["--env-file", file]].concat(), &[]).await;
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(told.matches("is no setting").count(), 1, "{program}: {told}");
+        assert!(told.contains(expected) && !told.contains("hush"), "{program}: {told}");
+        if arguments == ["--check"] {
+            assert_eq!(output.status.code(), Some(0), "{program}: {told}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_list_of_settings_holds_those_of_every_program() {
+    let cell = Cell::shared();
+    for program in ["request-receiver", "downstreamer", "kafka_producer"] {
+        let output = cell.run(program, &["--show-settings"], &[]).await;
+        let shown = String::from_utf8(output.stdout).unwrap();
+        let names: Vec<&str> = shown.lines().filter_map(|line| line.split('\t').next()).collect();
+        assert!(names.len() > 10, "{program}: {shown}");
+        let file = cell.directory().join(format!("{program}.env"));
+        let mistyped: String = names.iter().map(|name| format!("{name}X=\n")).collect();
+        std::fs::write(&file, mistyped).unwrap();
+        let arguments = ["--show-settings", "--env-file", file.to_str().unwrap()];
+        let output = cell.run(program, &arguments, &[]).await;
+        let told = String::from_utf8(output.stderr).unwrap();
+        for name in names {
+            let expected = format!("{name}X is no setting; did you mean {name}?");
+            assert!(told.contains(&expected), "{program}: {expected}: {told}");
+        }
+    }
+}
+
 /// The value next to a bound, on the outside: `bound` is a number, with a unit or without.
 fn outside(bound: &str, is_low: bool) -> Option<String> {
     let digits = bound.find(|c: char| !c.is_ascii_digit()).unwrap_or(bound.len());

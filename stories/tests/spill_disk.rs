@@ -409,6 +409,13 @@ async fn a_directory_that_cannot_be_used_is_said_at_start() {
     File::create(&file).unwrap();
     let mut receiver = cell.receiver_starting(&[("SPILL_DIR", &file)]);
     exits_78(&mut receiver, "SPILL_DIR: ").await;
+    let mistyped = directory(&cell, "mistyped/spill");
+    let mut receiver = cell.receiver_starting(&[("SPILL_DIR", &mistyped)]);
+    exits_78(&mut receiver, "mistyped does not exist").await;
+    assert!(!cell.directory().join("mistyped").exists(), "it was created");
+    let settings = [("SPILL_DIR", mistyped.as_str()), ("SHOPIFY_CLIENT_SECRET", "x")];
+    let checked = cell.run("request-receiver", &["--check"], &settings).await;
+    assert_eq!(checked.status.code(), Some(78), "{checked:?}");
     for (key, value) in [("SPILL_DIR", "relative/path"), ("SPILL_MAX", "10")] {
         let mut receiver = cell.receiver_starting(&[(key, value)]);
         exits_78(&mut receiver, key).await;

@@ -3,6 +3,8 @@
 use std::process::Command;
 use std::time::Instant;
 
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
 use stories::report::say;
 use stories::{binaries, machine, port};
 
@@ -34,6 +36,22 @@ fn a_trial_delivers_its_sample_and_ends_well_again_and_again() {
         say(&format!("trial: delivered and ended in {:?}", began.elapsed()));
     }
     assert!(directory.path().join("run").is_dir(), "its state is in ./run");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trial_whose_backend_refuses_the_sample_fails_and_names_the_status() {
+    let _slots = machine::shared();
+    let backend = Backend::start().await;
+    backend.behave(|_| Behaviour::status(422));
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = trial(directory.path());
+    command.env("DOWNSTREAM_APP_URL", backend.url());
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complaints}");
+    assert!(complaints.contains("is a dead letter (status 422)"), "{complaints}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(!text.contains("settled"), "{text}");
 }
 
 #[test]

@@ -46,8 +46,24 @@ struct ExportTask<E> {
     scope: InstrumentationScope,
     batch: BatchSettings,
     dropped: IntCounter,
+    endpoint: ExportEndpoint,
     /// True from a failed export to the next one that succeeds.
     is_failing: bool,
+}
+
+/// Place that spans are sent to, for the log.
+#[derive(Debug, Clone)]
+struct ExportEndpoint {
+    setting: &'static str,
+    /// URL without its query, which may hold a token. It has no user or password.
+    url: String,
+}
+
+impl ExportEndpoint {
+    fn of(settings: &TraceSettings) -> Self {
+        let url = settings.endpoint.split('?').next().unwrap_or_default().to_owned();
+        Self { setting: settings.endpoint_setting, url }
+    }
 }
 
 impl TraceExport {
@@ -73,6 +89,7 @@ impl TraceExport {
             scope: otlp::scope(),
             batch: settings.batch,
             dropped: dropped.clone(),
+            endpoint: ExportEndpoint::of(settings),
             is_failing: false,
         };
         let stop = CancellationToken::new();
@@ -159,7 +176,13 @@ impl<E: SpanExporter + 'static> ExportTask<E> {
         };
         self.dropped.inc_by(count);
         if !replace(&mut self.is_failing, true) {
-            tracing::warn!(problem, "spans are dropped: they cannot be exported");
+            let ExportEndpoint { setting, url } = &self.endpoint;
+            tracing::warn!(
+                problem,
+                endpoint = url,
+                setting,
+                "spans are dropped: they cannot be exported"
+            );
         }
     }
 }
@@ -221,6 +244,7 @@ mod tests {
                 scope: otlp::scope(),
                 batch,
                 dropped: dropped.clone(),
+                endpoint: ExportEndpoint { setting: "X", url: String::new() },
                 is_failing: false,
             };
             let stop = CancellationToken::new();
@@ -247,6 +271,23 @@ mod tests {
         fn batches(&self) -> Vec<usize> {
             self.collector.0.lock().expect("nobody panicked").batches.clone()
         }
+    }
+
+    #[test]
+    fn the_log_names_the_endpoint_and_its_setting_without_a_query() {
+        let settings = TraceSettings {
+            endpoint: "http://collector:4318/v1/traces?key=hush".to_owned(),
+            endpoint_setting: "OTEL_EXPORTER_OTLP_ENDPOINT",
+            headers: Vec::new(),
+            timeout: SECOND,
+            service_name: None,
+            attributes: Vec::new(),
+            sampling: Sampling { is_parent_based: true, ratio: 1.0 },
+            batch: BatchSettings { delay: SECOND, timeout: SECOND, queue_max: 1, spans_max: 1 },
+        };
+        let ExportEndpoint { setting, url } = ExportEndpoint::of(&settings);
+        assert_eq!(setting, "OTEL_EXPORTER_OTLP_ENDPOINT");
+        assert_eq!(url, "http://collector:4318/v1/traces");
     }
 
     #[tokio::test(start_paused = true)]

@@ -52,6 +52,7 @@ impl PayloadHost {
             return Err(FORM);
         }
         let port = match authority.port_u16() {
+            Some(0) => return Err(FORM),
             Some(port) => port,
             None if authority.as_str() == host => default_port(&scheme),
             None => return Err(FORM),

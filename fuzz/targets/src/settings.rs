@@ -89,7 +89,7 @@ fn values(text: &str) {
     assert!(checker.size("B", text, 16..=1 << 20) <= 1 << 20);
     assert!((1..=9).contains(&checker.number("C", text, 1..=9u16)));
     checker.flag("D", text);
-    checker.address("E", text);
+    checker.address("E", text, "127.0.0.1:80");
     let told = checker.secrets("F", Some(SECRET), Some(Path::new("/x")), true);
     assert!(told.is_empty());
     let mistakes = checker.finish(()).expect_err("both are set");

@@ -32,6 +32,9 @@ pub(super) fn check(url: &str) -> Result<(), String> {
     if authority.contains('@') {
         return Err("must not hold a password: put a token into SHOP_SECRETS_TOKEN_FILE".to_owned());
     }
+    if let Some(authority) = parsed.authority() {
+        spillway_process::settings::check_port(authority)?;
+    }
     let is_one = !example.contains(SHOP) && !example.contains(SHOPS);
     if is_http && !authority.is_empty() && is_in_path && example != url && is_one {
         Ok(())
@@ -97,6 +100,8 @@ mod tests {
             "/secrets/{shop}",
             "https://user:hush@a/{shop}",
             "https://a/{shop} ",
+            "https://a:99999/{shop}",
+            "https://a:0/{shop}",
             "https://{shops}/secrets",
             "https://a/{shop}?of={shops}",
             "https://a/{shops}?of={shops}",

@@ -51,11 +51,17 @@ impl TlsArgs {
             }
             return None;
         }
-        let listen = checker.address("LISTEN_TLS", listen);
-        if certificates.is_empty() || certificates.len() != keys.len() {
+        let listen = checker.address("LISTEN_TLS", listen, "0.0.0.0:8443");
+        if certificates.is_empty() && keys.is_empty() {
+            checker.mistake("LISTEN_TLS", "needs TLS_CERT_FILE and TLS_KEY_FILE");
+            return None;
+        }
+        if certificates.len() != keys.len() {
+            let named = certificates.len();
+            let problem = "both must name as many files, a key for each certificate";
             checker.mistake(
                 "TLS_CERT_FILE",
-                "and TLS_KEY_FILE must name a certificate and its key each",
+                format_args!("names {named} and TLS_KEY_FILE {}: {problem}", keys.len()),
             );
             return None;
         }

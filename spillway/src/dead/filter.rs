@@ -59,16 +59,21 @@ impl WrittenFilter {
 }
 
 impl DeadFilter {
-    /// A filter that matches only this dead letter.
-    pub(super) fn only(id: WebhookId) -> Self {
-        Self { id: Some(id), ..Self::default() }
-    }
-
     /// A filter that matches all dead letters with this Shopify webhook id or Spillway-Id.
     pub(super) fn with_id(id: &str) -> Self {
         let which =
             controls::Filter { webhook_id: Some(id.to_owned()), ..controls::Filter::default() };
         Self { which, ..Self::default() }
+    }
+
+    /// Message if no dead letter matches.
+    pub(super) fn nothing(&self) -> &'static str {
+        if self.is_empty() { "there are no dead letters" } else { "no dead letter matches" }
+    }
+
+    /// The Spillway-Id, if one was given.
+    pub(super) fn spillway_id(&self) -> Option<WebhookId> {
+        self.id
     }
 
     /// True if no filter is set, so that every dead letter matches.

@@ -5,7 +5,7 @@ use spillway_queue::dead::DeadLetter;
 use spillway_webhook::freshness::rfc3339;
 
 use super::filter::{DeadFilter, app_of};
-use super::take::NOTHING;
+use super::reason;
 use super::walk::Walk;
 use crate::failure::Failure;
 use crate::format::OutputArgs;
@@ -53,7 +53,7 @@ pub(super) async fn run(
         return Ok(());
     }
     if found == 0 {
-        return Ok(line(NOTHING)?);
+        return Ok(line(filter.nothing())?);
     }
     let more = found - rows.len();
     let columns = if output.is_wide() { HEADER.len() } else { COLUMNS };
@@ -73,7 +73,7 @@ fn row(letter: &DeadLetter) -> [String; HEADER.len()] {
         letter.shop.clone(),
         letter.topic.clone(),
         letter.resource.clone(),
-        letter.reason.clone(),
+        reason(letter),
         status(letter.status),
         letter.attempts.to_string(),
         letter.webhook_id.clone(),

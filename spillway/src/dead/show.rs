@@ -9,12 +9,12 @@ use spillway_webhook::pack::{Pack, Record};
 use super::filter::DeadFilter;
 use super::list::status;
 use super::walk::Walk;
+use super::{absent, reason};
 use crate::failure::Failure;
-use crate::filter::spillway_id;
 use crate::out::{line, printable, table};
 use crate::place::CellArgs;
 
-/// Shows the dead letter with this Spillway-Id, or writes only its body.
+/// Shows the dead letter with this Spillway-Id or Shopify webhook id, or writes only its body.
 pub(super) async fn run(
     place: &CellArgs,
     consumer: &str,
@@ -39,7 +39,7 @@ pub(super) async fn run(
 }
 
 async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<DeadLetter, Failure> {
-    let filter = DeadFilter::only(spillway_id(id)?);
+    let filter = DeadFilter::with_id(id);
     let (redis, mut connection) = place.connect().await?;
     let mut walk = Walk::new(&redis, &mut connection, consumer);
     while let Some(page) = walk.next(&filter).await? {
@@ -47,7 +47,7 @@ async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<DeadLetter, 
             return Ok(letter);
         }
     }
-    Err(Failure::Failed(format!("{consumer} has no dead letter {id}; see `spillway dead list`")))
+    Err(absent(consumer, &id))
 }
 
 fn text(letter: &DeadLetter, record: &Record) -> String {
@@ -59,7 +59,7 @@ fn text(letter: &DeadLetter, record: &Record) -> String {
         ("resource", letter.resource.clone()),
         ("received", rfc3339(record.received_at_ms)),
         ("given up", rfc3339(letter.id.ms)),
-        ("reason", letter.reason.clone()),
+        ("reason", reason(letter)),
         ("last status", status(letter.status)),
         ("attempts", letter.attempts.to_string()),
     ];

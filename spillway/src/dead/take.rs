@@ -9,6 +9,7 @@ use spillway_queue::dead::{Take, take};
 use spillway_queue::{Connection, Redis};
 use spillway_webhook::{StreamId, WebhookId};
 
+use super::absent;
 use super::filter::{DeadFilter, WrittenFilter};
 use super::walk::Walk;
 use crate::consent::{Confirmation, Consent, dry_run};
@@ -19,8 +20,6 @@ use crate::place::CellArgs;
 
 /// Dead letters that one script moves. At 5 KB each they have about the size of a pack.
 const BATCH: usize = 64;
-/// Message if no dead letter matches.
-pub(super) const NOTHING: &str = "no dead letter matches";
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArguments {
@@ -62,7 +61,10 @@ pub(super) async fn replay(
     let found = find(&redis, &mut connection, consumer, &filter, |_| false).await?;
     let number = found.letters.len() as u64;
     if number == 0 {
-        return Ok(line(NOTHING)?);
+        if let Some(id) = filter.spillway_id() {
+            return Err(absent(consumer, &id));
+        }
+        return Ok(line(filter.nothing())?);
     }
     if !arguments.confirmation.yes {
         let effect = format!("{} would be replayed", count(number, "dead letter"));
@@ -88,7 +90,9 @@ pub(super) async fn drop(
     let number = found.letters.len() as u64;
     consent.tell_kept(found.compliance_kept, "dead letter");
     if number == 0 {
-        return Ok(line(NOTHING)?);
+        let is_one_kept = found.compliance_kept > 0;
+        let text = if is_one_kept { "no other dead letter matches" } else { filter.nothing() };
+        return Ok(line(text)?);
     }
     if !consent.confirmation.yes {
         let number = count(number, "dead letter");

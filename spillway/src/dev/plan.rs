@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     #[arg(long, env = "REDIS_PREFIX", default_value = DEFAULT_PREFIX)]
     redis_prefix: String,
 
-    /// Exit 0 once the sample is delivered, 1 if it is not within 60 s
+    /// Exit 0 once the sample is delivered, 1 if it is not within 60 s or becomes a dead letter
     #[arg(long, env = "ONESHOT", value_parser = FalseyValueParser::new())]
     oneshot: bool,
 }
@@ -186,7 +186,7 @@ fn free(checker: &mut Checker, key: &str, text: &str) -> SocketAddr {
         checker.mistake(key, "must be a TCP address here, such as 127.0.0.1:8080");
         return SocketAddr::from(([127, 0, 0, 1], 0));
     }
-    let address = checker.address(key, text);
+    let address = checker.address(key, text, "127.0.0.1:8080");
     if let Err(error) = TcpListener::bind(address) {
         let problem = format!("cannot listen on {address} ({error}); set {key} to a free address");
         checker.mistake(key, problem);

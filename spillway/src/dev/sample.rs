@@ -8,6 +8,7 @@ use spillway_queue::{consumers, status};
 
 use super::backend::DemoBackend;
 use super::plan::DevPlan;
+use crate::dead::{self, reason};
 use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::out::{Progress, count, printable};
@@ -17,15 +18,31 @@ use crate::send::webhook::{Occasion, SAMPLE, SampleWebhook};
 /// Time between two checks that the queue is empty again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Times of the sample, from the first byte sent.
+/// Result of the sample. Times are from the first byte sent.
 #[derive(Debug)]
-pub(super) struct SampleTimes {
+pub(super) struct SampleResult {
     /// Time until the receiver confirmed that it is stored.
     pub answered: Duration,
-    /// Time until it was delivered.
-    pub delivered: Duration,
-    /// Set if the demo backend saw it arrive; otherwise it is only known that nothing waits.
-    pub was_seen: bool,
+    /// Time until its outcome was known.
+    pub ended: Duration,
+    /// The outcome.
+    pub outcome: SampleOutcome,
+}
+
+/// Outcome of the sample.
+#[derive(Debug)]
+pub(super) enum SampleOutcome {
+    /// The demo backend saw it arrive.
+    Seen,
+    /// Nothing waits any more, and it is no dead letter.
+    Settled,
+    /// Given up.
+    Dead {
+        /// Spillway-Id of the dead letter.
+        spillway_id: String,
+        /// Reason, with the status of the backend's answer.
+        reason: String,
+    },
 }
 
 /// The sample, signed with the cell's secret.
@@ -39,7 +56,7 @@ pub(super) async fn deliver(
     plan: &DevPlan,
     webhook: &SampleWebhook,
     demo: Option<&DemoBackend>,
-) -> Result<SampleTimes, Failure> {
+) -> Result<SampleResult, Failure> {
     let uri: Uri = plan.receiver_url().parse().expect("BUG: a URL made of an address");
     let client = HttpClient::plain();
     let occasion = Occasion::new();
@@ -53,18 +70,29 @@ pub(super) async fn deliver(
         let text = format!("the receiver answered the sample {}: {body}", answer.status);
         return Err(Failure::Failed(text));
     }
-    let was_seen = seen.is_some();
-    let arrived = match seen {
+    let (ended_at, outcome) = match seen {
         Some(seen) => {
             let gone = |_| Failure::Failed("the demo backend stopped".to_owned());
-            seen.await.map_err(gone)?
+            (seen.await.map_err(gone)?, SampleOutcome::Seen)
         }
         None => {
             nothing_waits(&plan.place).await?;
-            Instant::now()
+            (Instant::now(), settled(&plan.place, &occasion.webhook_id).await?)
         }
     };
-    Ok(SampleTimes { answered, delivered: arrived.duration_since(started), was_seen })
+    Ok(SampleResult { answered, ended: ended_at.duration_since(started), outcome })
+}
+
+/// Outcome of a webhook that waits no more. A dead letter is written before its webhook counts as
+/// settled.
+async fn settled(place: &CellArgs, webhook_id: &str) -> Result<SampleOutcome, Failure> {
+    let letters = dead::find(place, consumers::HTTP, webhook_id).await?;
+    Ok(match letters.last() {
+        None => SampleOutcome::Settled,
+        Some(letter) => {
+            SampleOutcome::Dead { spillway_id: letter.webhook.to_string(), reason: reason(letter) }
+        }
+    })
 }
 
 async fn nothing_waits(place: &CellArgs) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ use std::path::Path;
 use http::{HeaderMap, header};
 
 use super::plan::DevPlan;
-use super::sample::SampleTimes;
+use super::sample::{SampleOutcome, SampleResult};
 use super::state::CellDirectory;
 use crate::failure::Failure;
 use crate::out::{line, table};
@@ -43,16 +43,27 @@ pub(super) fn what_runs(plan: &DevPlan) -> Result<(), Failure> {
     Ok(line("")?)
 }
 
-/// Prints the result of the sample.
-pub(super) fn delivered(delivery: &SampleTimes) -> Result<(), Failure> {
+/// Describes the result of the sample in a sentence.
+pub(super) fn sample(result: &SampleResult) -> String {
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1000.0;
-    let end = if delivery.was_seen { "delivered" } else { "settled, with all before it," };
-    let answered = ms(delivery.answered);
-    let delivered = ms(delivery.delivered);
-    Ok(line(format_args!(
-        "\nThe signed sample (request.json) was answered 200 after {answered:.1} ms and {end} after \
-         {delivered:.1} ms."
-    ))?)
+    let end = match &result.outcome {
+        SampleOutcome::Seen => "delivered",
+        SampleOutcome::Settled => "settled, with all before it,",
+        SampleOutcome::Dead { .. } => "given up",
+    };
+    let answered = ms(result.answered);
+    let ended = ms(result.ended);
+    let mut text = format!(
+        "The signed sample (request.json) was answered 200 after {answered:.1} ms and {end} after \
+         {ended:.1} ms"
+    );
+    if let SampleOutcome::Dead { spillway_id, reason } = &result.outcome {
+        text.push_str(&format!(
+            ": the backend did not accept it. It is a dead letter ({reason}); see `spillway dead show \
+             --env-file run/spillway.env {spillway_id}`"
+        ));
+    }
+    text
 }
 
 /// Prints commands to try next.
@@ -140,6 +151,20 @@ mod tests {
              abc=' \\\n    -H \"X-Shopify-Webhook-Id: {NEW_UUID}\""
         );
         assert_eq!(curl("http://a/w", Path::new("/r.json"), &headers), expected);
+    }
+
+    #[test]
+    fn a_sample_that_the_backend_refused_is_told_as_a_dead_letter_with_its_status() {
+        let ms = std::time::Duration::from_millis;
+        let told = |outcome| sample(&SampleResult { answered: ms(2), ended: ms(9), outcome });
+        let settled = told(SampleOutcome::Settled);
+        assert!(
+            settled.ends_with("200 after 2.0 ms and settled, with all before it, after 9.0 ms")
+        );
+        let reason = "status 422".to_owned();
+        let dead = told(SampleOutcome::Dead { spillway_id: "id".to_owned(), reason });
+        assert!(dead.contains("is a dead letter (status 422)"), "{dead}");
+        assert!(!dead.contains("settled") && !dead.contains("delivered"), "{dead}");
     }
 
     #[test]

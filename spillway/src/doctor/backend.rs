@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Uri, header};
+use spillway_process::settings::check_port;
 use tokio::net::TcpStream;
 
 use super::finding::Finding;
@@ -55,6 +56,10 @@ pub(super) async fn examine(
         let fix = "it is of the form https://app.example or http://127.0.0.1:3000";
         return Ok(vec![Finding::problem("DOWNSTREAM_APP_URL is not a base URL", fix)]);
     };
+    if let Some(Err(form)) = base.authority().map(check_port) {
+        let fix = format!("it {form}; without one it is 80, or 443 with https");
+        return Ok(vec![Finding::problem("DOWNSTREAM_APP_URL has a port that is none", fix)]);
+    }
     let mut findings = vec![reach(&base).await];
     if let Some(path) = &arguments.probe {
         let webhook = test_product(arguments.probe_events, secret)?;

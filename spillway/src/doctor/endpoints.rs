@@ -1,11 +1,15 @@
 //! Checks the processes of the cell through their admin endpoints.
 
 use http::StatusCode;
+use spillway_process::admin::NO_GATE;
 
 use super::finding::Finding;
 use crate::health::{DOWNSTREAMER, KAFKA_PRODUCER, RECEIVER};
 use crate::http::HttpClient;
 use crate::out::printable;
+
+/// Code of the downstreamer's note while no delivery succeeds.
+const BACKEND_DOWN: &str = "backend_down: ";
 
 /// Admin addresses of the processes.
 #[derive(Debug, clap::Args)]
@@ -42,7 +46,7 @@ async fn endpoint(client: &HttpClient, name: &str, given: Option<&str>, default:
     let fix_address = format!("start it, or give its ADMIN_LISTEN address: --{name} HOST:PORT");
     match client.get(&format!("http://{address}/readyz")).await {
         Ok(answer) if answer.status == StatusCode::OK => {
-            Finding::ok(format!("the {name} at {address} is ready"))
+            ready(&format!("the {name} at {address}"), &printable(&answer.body))
         }
         Ok(answer) => {
             let text = printable(&answer.body);
@@ -55,5 +59,40 @@ async fn endpoint(client: &HttpClient, name: &str, given: Option<&str>, default:
             fix_address,
         ),
         Err(_) => Finding::warning(format!("no {name} answers at {address}"), fix_address),
+    }
+}
+
+/// Finding for a process that is ready, from the text of its `/readyz`. The second line is a note, if
+/// there is one.
+fn ready(process: &str, text: &str) -> Finding {
+    let note = text.lines().nth(1).map(str::trim).filter(|note| *note != NO_GATE);
+    match note {
+        None => Finding::ok(format!("{process} is ready")),
+        Some(note) if note.starts_with(BACKEND_DOWN) => Finding::problem(
+            format!("{process} delivers nothing: {note}"),
+            "look at the backend and its log; the log of the downstreamer names its last answer",
+        ),
+        Some(note) => Finding::warning(
+            format!("{process} is ready, with a note: {note}"),
+            "docs/operate.md explains the notes of /readyz",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Severity;
+    use super::*;
+
+    #[test]
+    fn a_note_of_a_ready_process_is_no_silence() {
+        let of = |text: &str| ready("it", text);
+        assert_eq!(of("ready\n").level, Severity::Ok);
+        assert_eq!(of(&format!("ready\n{NO_GATE}\n")).level, Severity::Ok);
+        let spills = of("ready\nspilling: queue_full\n");
+        assert_eq!(spills.level, Severity::Warning);
+        let down = of(&format!("ready\nbackend_down: no delivery succeeds\n{NO_GATE}\n"));
+        assert_eq!(down.level, Severity::Problem);
+        assert!(down.what.contains("no delivery succeeds"), "{}", down.what);
     }
 }

@@ -14,6 +14,7 @@ use super::finding::Finding;
 use crate::failure::Failure;
 use crate::out::{age, count, size};
 use crate::place::CellArgs;
+use crate::socket::Denial;
 
 /// Policy that refuses nothing: findings are reported whatever the receivers are set to refuse.
 const MEASURED: DurabilityPolicy = DurabilityPolicy { is_required: false, is_vouched: false };
@@ -40,9 +41,14 @@ pub(super) async fn examine(
     Ok(match examine_reachable(&redis, spill_dir).await {
         Ok(found) => found,
         Err(error) => {
-            let fix = "start Redis (ops/redis.conf), and check REDIS_URL and, for a unix socket, \
-                       that this user may open it";
-            (vec![Finding::problem(place.unconnected(error).to_string(), fix)], Vec::new())
+            let finding = match place.unconnected(error) {
+                Failure::Denied(Denial { what, fix }) => Finding::problem(what, fix),
+                other => {
+                    let fix = "start Redis (ops/redis.conf), and check REDIS_URL";
+                    Finding::problem(other.to_string(), fix)
+                }
+            };
+            (vec![finding], Vec::new())
         }
     })
 }
@@ -189,7 +195,7 @@ fn consumer(consumer: &ConsumerStatus) -> Vec<Finding> {
         Finding::ok(format!("consumer {name} has a leader; {waiting} waiting{oldest}"))
     }];
     for pause in &consumer.pauses {
-        let what = format!("consumer {name} has paused {}", pause.filter);
+        let what = format!("consumer {name} is paused by an operator: {}", pause.filter);
         let fix = format!("spillway resume --consumer {name}, with the same filter, or --all");
         findings.push(Finding::warning(what, fix));
     }

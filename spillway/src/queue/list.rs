@@ -12,7 +12,7 @@ use crate::out::{Progress, line, table};
 use crate::place::CellArgs;
 use crate::walk::{Aside, Look, Met, Waiting};
 
-/// Message if nothing is found.
+/// Message if nothing matches.
 pub(super) const NOTHING: &str = "no waiting webhook matches";
 
 /// Columns: all of them if the output is wide, else the first ones.
@@ -41,7 +41,9 @@ pub(super) async fn run(
     limit: u32,
 ) -> Result<(), Failure> {
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
-    let mut listing = Listing { rows: Vec::new(), output, limit: limit as usize, failed: None };
+    let nothing = if filter.is_empty() { "no webhook waits" } else { NOTHING };
+    let limit = limit as usize;
+    let mut listing = Listing { rows: Vec::new(), output, limit, nothing, failed: None };
     let mut progress = Progress::new();
     let mut seen = 0;
     let packs = waiting.packs;
@@ -67,6 +69,8 @@ struct Listing {
     rows: Vec<Row>,
     output: OutputArgs,
     limit: usize,
+    /// Message if nothing is found.
+    nothing: &'static str,
     failed: Option<std::io::Error>,
 }
 
@@ -94,7 +98,7 @@ impl Listing {
             return Ok(());
         }
         if self.rows.is_empty() {
-            return Ok(line(NOTHING)?);
+            return Ok(line(self.nothing)?);
         }
         let has_more = self.rows.len() > self.limit;
         self.rows.truncate(self.limit);

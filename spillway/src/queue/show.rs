@@ -8,7 +8,6 @@ use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
-use crate::filter::spillway_id;
 use crate::out::{line, printable, table};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
@@ -19,14 +18,13 @@ struct ShownWebhook {
     text: String,
 }
 
-/// Shows the webhook with this Spillway-Id, or writes only its body.
+/// Shows the webhook with this Spillway-Id or Shopify webhook id, or writes only its body.
 pub(super) async fn run(
     place: &CellArgs,
     consumer: &str,
     id: &str,
     body_only: bool,
 ) -> Result<(), Failure> {
-    let id = spillway_id(id)?;
     let shown = find(place, consumer, id).await?;
     if body_only {
         let mut output = std::io::stdout();
@@ -36,10 +34,13 @@ pub(super) async fn run(
     Ok(line(shown.text)?)
 }
 
-async fn find(place: &CellArgs, consumer: &str, id: WebhookId) -> Result<ShownWebhook, Failure> {
+async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<ShownWebhook, Failure> {
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
+    // It matches either id.
+    let filter = Filter { webhook_id: Some(id.to_owned()), ..Filter::default() };
+    let wanted = filter.clone();
     let look = move |look: &Look<'_>| {
-        look.webhooks().find(|met| met.id == id).map(|met| ShownWebhook::of(&met))
+        look.webhooks().find(|met| met.is_meant(&wanted)).map(|met| ShownWebhook::of(&met))
     };
     let mut found = None;
     let mut take = |shown: Option<ShownWebhook>| match shown {
@@ -49,8 +50,11 @@ async fn find(place: &CellArgs, consumer: &str, id: WebhookId) -> Result<ShownWe
             ControlFlow::Break(())
         }
     };
-    waiting.pack(id.entry, look, &mut take).await?;
-    let filter = Filter { webhook_id: Some(id.to_string()), ..Filter::default() };
+    // A Spillway-Id names the pack.
+    match id.parse::<WebhookId>() {
+        Ok(id) => waiting.pack(id.entry, look.clone(), &mut take).await?,
+        Err(_) => waiting.main(look.clone(), &mut take).await?,
+    }
     let lanes = waiting.lanes(&filter).await?;
     waiting.aside(&lanes, look, &mut take).await?;
     let nothing = || {

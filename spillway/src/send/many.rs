@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use http::{StatusCode, Uri};
 use tokio::task::JoinSet;
 
+use super::unanswered;
 use super::webhook::SampleWebhook;
 use crate::failure::Failure;
 use crate::http::HttpClient;
@@ -43,7 +44,11 @@ pub(crate) async fn run(
         }
         let client = client.clone();
         let request = webhook.request(uri);
-        under_way.spawn(async move { client.send(request).await.map(|answer| answer.status) });
+        let uri = uri.clone();
+        under_way.spawn(async move {
+            let answer = client.send(request).await;
+            answer.map(|answer| answer.status).map_err(|error| unanswered(&uri, &error))
+        });
         progress
             .tell(|| format!("{} of {count} sent, {} answered 200", number + 1, tally.stored()));
     }

@@ -125,7 +125,8 @@ fn of_consumer(consumer: &ConsumerStatus, thresholds: &Thresholds) -> Vec<(Grade
         }
     }
     for pause in &consumer.pauses {
-        findings.push((Grade::Warning, format!("{name} has paused {}", pause.filter)));
+        findings
+            .push((Grade::Warning, format!("{name} is paused by an operator: {}", pause.filter)));
     }
     if consumer.dead.letters > thresholds.warn_dead {
         let dead = count(consumer.dead.letters, "dead letter");

@@ -104,6 +104,16 @@ impl Cell {
 
     /// Stores webhooks and gives them up in the order of `died`, which holds their indexes.
     pub(crate) async fn give_up(&self, letters: &[Letter], died: &[usize]) -> Vec<WebhookId> {
+        self.give_up_for("refused", letters, died).await
+    }
+
+    /// Does the same for another reason.
+    pub(crate) async fn give_up_for(
+        &self,
+        reason: &'static str,
+        letters: &[Letter],
+        died: &[usize],
+    ) -> Vec<WebhookId> {
         let entries = self.store(letters).await;
         let (redis, mut connection) = self.connect().await;
         let registered = register(&redis, &mut connection, None, StartAt::Oldest).await.unwrap();
@@ -113,7 +123,8 @@ impl Cell {
         let mark = StreamReader::new(redis.clone(), HTTP).mark(&mut connection).await.unwrap();
         let mut settler = Settler::new(redis, HTTP, claim.token(), mark);
         settler.begin();
-        let dead = died.iter().map(|index| dead(&letters[*index], id(entries[*index]))).collect();
+        let dead = |index: &usize| dead(&letters[*index], id(entries[*index]), reason);
+        let dead = died.iter().map(dead).collect();
         let count = entries.len() as u64;
         let passed = entries.last().map(|last| PassedEntries {
             cursor: *last,
@@ -184,13 +195,13 @@ fn pack(letter: &Letter) -> Vec<u8> {
     Packer::new().pack(&records).to_vec()
 }
 
-fn dead(letter: &Letter, webhook: WebhookId) -> Dead {
+fn dead(letter: &Letter, webhook: WebhookId, reason: &'static str) -> Dead {
     let resource = format!("product/{}", letter.product);
     Dead {
         pack: pack(letter),
         webhook,
         labels: [shop(letter), letter.topic.to_owned(), resource, webhook_id(letter)],
-        reason: "refused",
+        reason,
         status: 422,
         attempts: 3,
         answer: b"no such \x1b[31mproduct".to_vec(),

@@ -69,7 +69,9 @@ async fn one_is_shown_as_it_was_received_and_harmless_to_the_terminal() {
     assert!(!shown.contains('\x1b'), "{shown}");
     let body = cell.spillway(&["dead", "show", &all[0], "--body"]);
     assert_eq!(body.stdout, product(1).body);
-    assert_eq!(cell.refused(&["dead", "show", "delivery-1"]).0, 64);
+    let (status, told) = cell.refused(&["dead", "show", "delivery-1"]);
+    assert!(status == 64 && told.contains("use --webhook-id"), "{told}");
+    assert_eq!(cell.told(&["dead", "show", "--webhook-id", "delivery-1"]), shown);
     let (status, told) = cell.refused(&["dead", "list", "--consumer", "htpt"]);
     assert!(status == 1 && told.contains("no consumer is named htpt"), "{told}");
     // As `--app "$APP"` gives it if the variable is not set.
@@ -82,6 +84,18 @@ async fn one_is_shown_as_it_was_received_and_harmless_to_the_terminal() {
 }
 
 #[tokio::test]
+async fn the_reason_names_the_status_that_made_it_a_dead_letter() {
+    let cell = Cell::start().await;
+    let ids = cell.give_up_for("status", &[product(1)], &[0]).await;
+    let table = cell.told(&["dead", "list"]);
+    assert!(table.contains("  status 422  "), "{table}");
+    let shown = cell.told(&["dead", "show", &ids[0].to_string()]);
+    assert!(shown.contains("status 422"), "{shown}");
+    let explained = cell.told(&["explain", &webhook_id(&product(1))]);
+    assert!(explained.contains("is a dead letter: status 422, 3 attempts"), "{explained}");
+}
+
+#[tokio::test]
 async fn they_are_replayed_in_the_order_accepted() {
     let (cell, all) = four().await;
     assert_eq!(cell.refused(&["dead", "replay"]).0, 64);
@@ -91,7 +105,11 @@ async fn they_are_replayed_in_the_order_accepted() {
     assert_eq!(told, expected);
     let told = cell.told(&["dead", "replay", "--all", "--rate", "1000", "--yes"]);
     assert_eq!(told, "replayed 4 dead letters\n");
-    assert_eq!(cell.told(&["dead", "list"]), "no dead letter matches\n");
+    assert_eq!(cell.told(&["dead", "list"]), "there are no dead letters\n");
+    let orders = ["dead", "list", "--topic", "orders/*"];
+    assert_eq!(cell.told(&orders), "no dead letter matches\n");
+    let (code, told) = cell.refused(&["dead", "replay", &all[0], "--yes"]);
+    assert!(code == 1 && told.contains("http has no dead letter"), "{told}");
     let (redis, mut connection) = cell.connect().await;
     let reader = StreamReader::new(redis, "http");
     let replays = reader.replays_after(&mut connection, StreamId::ZERO, 1 << 20).await.unwrap();
@@ -140,7 +158,8 @@ async fn compliance_topics_are_dropped_only_by_force() {
     let redact = Letter { topic: "customers/redact", ..product(5) };
     cell.give_up(&[redact, product(6)], &[0, 1]).await;
     assert_eq!(cell.told(&["dead", "drop", "--all", "--yes"]), "dropped 1 dead letter\n");
-    assert_eq!(cell.told(&["dead", "drop", "--all", "--yes"]), "no dead letter matches\n");
+    let told = cell.told(&["dead", "drop", "--all", "--yes"]);
+    assert_eq!(told, "no other dead letter matches\n");
     let told = cell.told(&["dead", "drop", "--all", "--yes", "--force"]);
     assert_eq!(told, "dropped 1 dead letter\n");
 }

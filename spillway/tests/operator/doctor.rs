@@ -75,6 +75,19 @@ async fn the_doctor_sees_a_consumer_without_a_leader() {
 }
 
 #[tokio::test]
+async fn the_doctor_sees_a_backend_that_is_down_although_the_downstreamer_is_ready() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let admin = listener.local_addr().unwrap().to_string();
+    let text = "ready\nbackend_down: no delivery succeeds\na consumer takes no requests\n";
+    let router = Router::new().fallback(move || async move { text });
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let cell = Arc::new(Cell::start().await);
+    let (code, told) = run(&cell, &["doctor", "--downstreamer", &admin], &[]).await;
+    assert_eq!(code, 1, "{told}");
+    assert!(told.contains("problem  the downstreamer at ") && told.contains(": backend_down: "));
+}
+
+#[tokio::test]
 async fn the_probe_is_signed() {
     let cell = Arc::new(Cell::start().await);
     let (url, received) = backend().await;
@@ -129,6 +142,40 @@ async fn what_is_sent_is_signed_and_each_one_differs() {
     }
     let (code, told) = run(&cell, &["send", "--url", &url, "--secret", "other"], &[]).await;
     assert!(code == 1 && told.contains("401"), "{told}");
+}
+
+#[tokio::test]
+async fn a_secret_by_flag_wins_over_both_variables() {
+    let cell = Arc::new(Cell::start().await);
+    let (url, _) = backend().await;
+    let (good, env) = (cell.path("good"), cell.path("spillway.env"));
+    std::fs::write(&good, SECRET.1).unwrap();
+    std::fs::write(&env, format!("SHOPIFY_CLIENT_SECRET_FILE={}\n", good.display())).unwrap();
+    let (good, env) = (good.to_str().unwrap(), env.to_str().unwrap());
+    let send = ["send", "--url", &url];
+    let (code, told) = run(&cell, &[&send[..], &["--env-file", env]].concat(), &[]).await;
+    assert_eq!(code, 0, "{told}");
+    let wrong = [&send[..], &["--env-file", env, "--secret", "wrong"]].concat();
+    let (code, told) = run(&cell, &wrong, &[]).await;
+    assert!(code == 1 && told.contains("401"), "{told}");
+    let of_file = [&send[..], &["--secret-file", good]].concat();
+    let (code, told) = run(&cell, &of_file, &[("SHOPIFY_CLIENT_SECRET", "wrong")]).await;
+    assert_eq!(code, 0, "{told}");
+    let both = [&of_file[..], &["--secret", "hush"]].concat();
+    assert_eq!(run(&cell, &both, &[]).await.0, 78, "two flags contradict each other");
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_run_is_asked_for() {
+    let cell = Arc::new(Cell::start().await);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{free}/webhooks");
+    for count in ["1", "2"] {
+        let send = ["send", "--url", &url, "--count", count];
+        let (code, told) = run(&cell, &send, &[SECRET]).await;
+        let hint = format!("is the receiver running at {free}?");
+        assert!(code == 1 && told.contains(&hint), "{told}");
+    }
 }
 
 #[tokio::test]

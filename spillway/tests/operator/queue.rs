@@ -3,6 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -92,7 +93,7 @@ async fn exit_codes_tell_what_was_wrong() {
         let url = ["--redis-url", "unix:///nonexistent.sock"];
         let (code, told) = cell.refused(&[command, &url].concat());
         assert_eq!(code, 69, "{command:?}");
-        assert!(told.contains("is it running"), "{told}");
+        assert!(told.contains("/nonexistent.sock: ") && told.contains("is it running"), "{told}");
     }
     assert_eq!(cell.refused(&["status", "--env-file", "/nonexistent"]).0, 78);
     assert!(cell.told(&["--help"]).contains("doctor"));
@@ -100,6 +101,16 @@ async fn exit_codes_tell_what_was_wrong() {
     let expected = format!("spillway {}\n", spillway_process::version());
     assert_eq!(version, expected);
     assert!(version.starts_with("spillway 0.1.0 ("), "{version}");
+}
+
+/// Command that may not open the socket of the cell: of another user, if this one is root.
+fn command_as(program: &Path, cell: &Cell) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("REDIS_URL", cell.url());
+    if rustix::process::geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
+    }
+    command
 }
 
 /// Root may open every socket: the command runs as another user then, from a directory that this
@@ -114,11 +125,9 @@ async fn a_socket_that_this_user_may_not_open_is_named_with_its_group() {
     let mut copy = Command::new("cp");
     copy.args(["--preserve=mode", env!("CARGO_BIN_EXE_spillway")]).arg(&program);
     assert!(copy.status().unwrap().success());
-    let mut command = Command::new(&program);
-    command.args(["status", "--redis-url", &cell.url()]).env_clear().current_dir(open.path());
-    if rustix::process::geteuid().is_root() {
-        command.uid(65_534).gid(65_534);
-    } else {
+    let mut command = command_as(&program, &cell);
+    command.arg("status").current_dir(open.path());
+    if !rustix::process::geteuid().is_root() {
         std::fs::set_permissions(cell.path("redis.sock"), Permissions::from_mode(0o000)).unwrap();
     }
     let output = command.output().unwrap();
@@ -127,6 +136,11 @@ async fn a_socket_that_this_user_may_not_open_is_named_with_its_group() {
     for part in ["may not", "belongs to user", "and group", "run this as root"] {
         assert!(told.contains(part), "{part}: {told}");
     }
+    assert!(!told.contains("--groups root") && !told.contains("as root or as root"), "{told}");
+    let mut doctor = command_as(&program, &cell);
+    doctor.arg("doctor").current_dir(open.path());
+    let told = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
+    assert!(told.contains("-> run this as root") && !told.contains("-> start Redis"), "{told}");
 }
 
 #[tokio::test]

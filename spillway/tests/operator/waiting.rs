@@ -55,7 +55,10 @@ async fn what_waits_is_listed_by_every_filter_and_shown() {
     assert_eq!(one.len(), 1);
     let id = one[0]["spillway_id"].as_str().unwrap();
     assert_eq!(listed(&["--webhook-id", id]), one);
-    assert_eq!(cell.told(&["queue", "list", "--shop", "nobody"]), "no waiting webhook matches\n");
+    assert_eq!(
+        cell.told(&["queue", "list", "--shop", "nobody.example"]),
+        "no waiting webhook matches\n"
+    );
     let table = cell.told(&["queue", "list", "--limit", "2"]);
     assert!(table.lines().count() == 4 && table.contains("and more"), "{table}");
     assert!(!table.contains("BYTES"), "{table}");
@@ -65,7 +68,10 @@ async fn what_waits_is_listed_by_every_filter_and_shown() {
     let shown = cell.told(&["queue", "show", id]);
     assert!(shown.contains("POST /hooks?x=1") && shown.contains("delivery-3"), "{shown}");
     assert_eq!(cell.spillway(&["queue", "show", id, "--body"]).stdout, product(3).body);
-    assert_eq!(cell.refused(&["queue", "show", "delivery-3"]).0, 64);
+    let (code, told) = cell.refused(&["queue", "show", "delivery-3"]);
+    assert!(code == 64 && told.contains("use --webhook-id"), "{told}");
+    assert_eq!(cell.told(&["queue", "show", "--webhook-id", "delivery-3"]), shown);
+    assert_eq!(cell.refused(&["queue", "show"]).0, 64);
     let other = id.replace("-00000", "-00009");
     assert_eq!(cell.refused(&["queue", "show", &other]).0, 1);
 }
@@ -99,6 +105,7 @@ async fn a_drop_is_ordered_only_with_a_yes_and_a_redaction_only_by_force() {
 async fn what_waits_is_seen_and_dropped_before_any_consumer_was_started() {
     let cell = Cell::start().await;
     assert!(cell.told(&["top"]).starts_with("0 waiting webhooks for http"), "an empty Redis");
+    assert_eq!(cell.told(&["queue", "list"]), "no webhook waits\n");
     let entries = cell.store_alone(&[product(1), product(2), product(3)]).await;
     let top = json(&cell, &["top", "-o", "json"]);
     assert_eq!((&top["waiting"], &top["registered"]), (&3.into(), &false.into()));
@@ -128,23 +135,37 @@ async fn pauses_are_shown_and_ended_one_by_one() {
     let cell = seven().await;
     let shop = ["--shop", "shop-1.myshopify.com"];
     assert!(cell.told(&[&["pause"], &shop[..]].concat()).contains("shop shop-1.myshopify.com"));
-    assert!(cell.told(&[&["pause"], &shop[..]].concat()).contains("before"));
+    assert!(cell.told(&[&["pause"], &shop[..]].concat()).contains("was already paused"));
     cell.told(&["pause", "--all"]);
     let status = json(&cell, &["status", "-o", "json"]);
     assert_eq!(status["consumers"][0]["pauses"].as_array().unwrap().len(), 2);
-    assert!(cell.told(&["status"]).contains("http has paused everything"));
+    assert!(cell.told(&["status"]).contains("\nhttp: paused since 2"));
     assert!(cell.told(&["top"]).contains("paused since"));
     let explained = cell.told(&["explain", &webhook_id(&product(1))]);
     assert!(explained.contains(" and everything"), "{explained}");
     assert!(cell.told(&["resume"]).contains("everything (1 pause)"));
     let (code, told) = cell.refused(&["resume"]);
-    assert!(code == 1 && told.contains("paused is: shop shop-1"), "{told}");
+    assert!(code == 1 && told.contains("not paused as a whole; paused: shop shop-1"), "{told}");
     assert!(cell.told(&["resume", "--all"]).contains("1 pause"));
+    let (code, told) = cell.refused(&["resume", "--all"]);
+    assert_eq!((code, told.as_str()), (1, "spillway: nothing is paused for http\n"));
     assert_eq!(cell.refused(&["pause", "--all", "--consumer", "nobody"]).0, 1);
     assert_eq!(cell.refused(&["pause", "--consumer", "kafka", "--shop", "x"]).0, 64);
     let (code, told) = cell.refused(&["pause"]);
     assert!(code == 64 && told.contains("or --all to pause everything for http"), "{told}");
-    assert!(!cell.told(&["status"]).contains("has paused everything"));
+    assert!(!cell.told(&["status"]).contains("paused since"));
+}
+
+#[tokio::test]
+async fn a_filter_that_can_match_nothing_is_a_wrong_use_of_every_verb() {
+    let cell = seven().await;
+    for verb in [&["pause"][..], &["resume"], &["top"], &["queue", "list"], &["dead", "list"]] {
+        for bad in [["--topic", "order"], ["--resource", "product"], ["--shop", "notashop"]] {
+            let (code, told) = cell.refused(&[verb, &bad].concat());
+            assert!(code == 64 && told.contains("such as"), "{verb:?} {bad:?}: {told}");
+        }
+    }
+    assert!(!cell.told(&["status"]).contains("paused since"));
 }
 
 #[tokio::test]
