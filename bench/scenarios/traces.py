@@ -1,19 +1,24 @@
-"""The same webhooks to receivers without traces, and with traces of one webhook in a hundred, sent to a collector that
-answers 200 to all; each a new process, in an order that rotates. `BEFORE` names the binary of another release, such as
-one without any traces, to compare with. CPU per webhook is the receiver's and Redis'; the collector's is not in it."""
+"""The same webhooks to a receiver without traces, and to one with traces of one webhook in a hundred, sent to a collector
+that answers 200 to all. They run beside each other and have a second of load in turn, in an order that rotates, because a
+machine that others share changes its speed from minute to minute; all are new in each round. `BEFORE` names the binary of
+another release, such as one without any traces, to compare with. CPU per webhook is the receiver's and Redis'; the
+collector's is not in it."""
 
 import os
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
 
-from harness import load, machine, servers
+from harness import machine, servers, wrk
 from harness.campaign import Findings
 
 CONNECTIONS = 64
-ROUNDS = 9
+ROUNDS = 8
+# Turns of each receiver in a round.
+TURNS = 8
 KINDS = {"before": "the release before", "off": "no traces", "hundredth": "traces of 1 %"}
 KEYS = [("per_second", "webhooks/s", 0), ("cpu_us", "CPU µs", 2), ("server_cpu_us", "of it receiver", 2),
         ("p99_ms", "p99 ms", 2)]
@@ -29,12 +34,11 @@ def run(campaign):
         sampled = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
                    "OTEL_TRACES_SAMPLER_ARG": "0.01"}
         for number in range(campaign.scale(ROUNDS, 1)):
-            at = number % len(kinds)
-            measured = {kind: one(campaign, programs.get(kind), sampled if kind == "hundredth" else {})
-                        for kind in kinds[at:] + kinds[:at]}
-            rows += [{"round": number, "kind": kind, **entry} for kind, entry in measured.items()]
+            measured = one_round(campaign, kinds, programs, sampled)
+            rows += [{"round": number, **entry} for entry in measured]
             campaign.say(f"round {number + 1}: " + ", ".join(
-                f"{KINDS[kind]} {entry['cpu_us']:.2f} µs" for kind, entry in measured.items()))
+                f"{KINDS[kind]} {median(entry['cpu_us'] for entry in measured if entry['kind'] == kind):.2f} µs"
+                for kind in kinds))
     judge(found, rows, kinds, exports)
     return found
 
@@ -63,27 +67,48 @@ def collector():
         server.shutdown()
 
 
-def one(campaign, program, traced):
-    settings, requests = campaign.load(campaign.scale(8, 1)), campaign.requests()
-    with servers.redis("always", campaign.directory) as redis, \
-            servers.receiver(redis, campaign.secret, campaign.directory, program or servers.RELEASE / "request-receiver",
-                             **traced) as (child, port):
-        entry = load.measure(port, {"server": child.pid, "redis": redis.child.pid}, redis, CONNECTIONS, settings, requests)
-        entry.pop("raw")
-        entry["dropped"] = servers.counter(child.admin, "spillway_trace_spans_dropped_total") if traced else 0
-        return entry
+def one_round(campaign, kinds, programs, sampled):
+    """Runs a receiver of each kind on one Redis. Returns the figures of each turn."""
+    requests, threads = campaign.requests(), campaign.load(1)["wrk_threads"]
+    with ExitStack() as stack:
+        redis = stack.enter_context(servers.redis("always", campaign.directory))
+        running = {}
+        for kind in kinds:
+            program, traced = programs.get(kind, servers.RELEASE / "request-receiver"), sampled if kind == "hundredth" else {}
+            running[kind] = stack.enter_context(
+                servers.receiver(redis, campaign.secret, campaign.directory, program, **traced))
+            wrk.run(running[kind][1], CONNECTIONS, 1, threads, requests)
+        entries = []
+        for turn in range(campaign.scale(TURNS, 1)):
+            at = turn % len(kinds)
+            for kind in kinds[at:] + kinds[:at]:
+                child, port = running[kind]
+                entries.append({"turn": turn, "kind": kind, **one_turn(child.pid, redis.child.pid, port, threads, requests)})
+        dropped = servers.counter(running["hundredth"][0].admin, "spillway_trace_spans_dropped_total")
+        return [{**entry, "dropped": dropped} for entry in entries]
+
+
+def one_turn(server, redis, port, threads, requests):
+    before = [machine.cpu_seconds(pid) for pid in (server, redis)]
+    result = wrk.run(port, CONNECTIONS, 1, threads, requests)
+    # What is under way belongs to this turn.
+    time.sleep(0.1)
+    cpu = [machine.cpu_seconds(pid) - was for pid, was in zip((server, redis), before)]
+    good = result["requests"] - result["non_2xx"]
+    return {"per_second": good / result["seconds"], "cpu_us": sum(cpu) / good * 1e6, "server_cpu_us": cpu[0] / good * 1e6,
+            "p99_ms": result["p99_us"] / 1e3, "not_200": result["non_2xx"]}
 
 
 def judge(found, rows, kinds, exports):
-    of = lambda kind, key: [row[key] for row in sorted(rows, key=lambda row: row["round"]) if row["kind"] == kind]
+    of = lambda kind, key: [row[key] for row in sorted(rows, key=lambda row: (row["round"], row["turn"])) if row["kind"] == kind]
     ratios = lambda one, other: {key: [mine / theirs for mine, theirs in zip(of(one, key), of(other, key))]
                                  for key, _, _ in KEYS}
     pairs = {"traces of 1 % ÷ none": ratios("hundredth", "off")}
-    found.at_most("CPU per webhook with traces of 1 % ÷ without, median of the rounds",
+    found.at_most("CPU per webhook with traces of 1 % ÷ without, median of the turns",
                   median(pairs["traces of 1 % ÷ none"]["cpu_us"]), 1.02)
     if "before" in kinds:
         pairs["no traces ÷ the release before"] = ratios("off", "before")
-        found.at_most("CPU per webhook without traces ÷ the release before, median of the rounds",
+        found.at_most("CPU per webhook without traces ÷ the release before, median of the turns",
                       median(pairs["no traces ÷ the release before"]["cpu_us"]), 1.01)
     found.at_most("answers that are not 200", sum(row["not_200"] for row in rows), 0)
     found.at_most("spans dropped", sum(row["dropped"] for row in rows), 0)
@@ -102,7 +127,7 @@ def page(found, of, pairs, kinds):
     span = lambda values, digits: f"{median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
     row = lambda cells: "| " + " | ".join(cells) + " |"
     lines = ["# What traces cost the receiver", "", " ".join(__doc__.split()), ""]
-    lines += ["`make characterize SCENARIOS=traces`: medians of the rounds (lowest–highest), and of the ratios of each round.", ""]
+    lines += ["`make characterize SCENARIOS=traces`: medians of the turns (lowest–highest), and of the ratios of each turn.", ""]
     lines += [row(["", *[head for _, head, _ in KEYS]]), row(["---"] * (len(KEYS) + 1))]
     lines += [row([KINDS[kind], *[span(of(kind, key), digits) for key, _, digits in KEYS]]) for kind in kinds]
     lines += [row([words, *[span(values[key], 3) for key, _, _ in KEYS]]) for words, values in pairs.items()]
