@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// of failures is 120 lines.
 const REPEAT_EVERY: Duration = Duration::from_secs(30);
 
-/// Decides which failures are logged: the first one, then one in [`REPEAT_EVERY`].
+/// Decides which failures are logged: the first one, then one in `REPEAT_EVERY`.
 #[derive(Debug, Default)]
 pub struct FailureLog {
     logged_at: Option<Instant>,

@@ -7,12 +7,16 @@ use std::time::Duration;
 
 /// Time between two looks.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Looks after which what changes on and on is read all the same: a minute.
+const LOOKS_CHANGING: u32 = 12;
 
 /// Files, or directories, and what was seen of each.
 #[derive(Debug)]
 pub(crate) struct FileWatch {
     files: Vec<(PathBuf, Stamp)>,
     is_changing: bool,
+    /// Looks in a row at which something had changed.
+    changing: u32,
 }
 
 /// Device, inode, size, and time of the last change in nanoseconds; `None` if there is no file. A link
@@ -27,7 +31,7 @@ impl FileWatch {
             let stamp = stamp(&file);
             (file, stamp)
         });
-        Self { files: files.collect(), is_changing: false }
+        Self { files: files.collect(), is_changing: false, changing: 0 }
     }
 
     /// Sets whether a change was seen at the last look. After one, the next look notices it.
@@ -35,8 +39,8 @@ impl FileWatch {
         self.is_changing = is_changing;
     }
 
-    /// True if something changed before the last look: a file is not read in the moment in which it is
-    /// written. What changes on and on is noticed from the second look on, and once more when it is over.
+    /// True if something changed before the last look and nothing since: a file, or a directory, that is
+    /// being written is not read. What changes on and on is noticed once a minute.
     pub(crate) fn notice_change(&mut self) -> bool {
         let mut is_changing = false;
         for (file, last) in &mut self.files {
@@ -44,7 +48,9 @@ impl FileWatch {
             is_changing |= now != *last;
             *last = now;
         }
-        std::mem::replace(&mut self.is_changing, is_changing)
+        self.changing = if is_changing { self.changing + 1 } else { 0 };
+        let is_read = !is_changing || self.changing.is_multiple_of(LOOKS_CHANGING);
+        std::mem::replace(&mut self.is_changing, is_changing) && is_read
     }
 }
 
@@ -68,9 +74,9 @@ mod tests {
         assert_eq!(looks(2), [false, false]);
         std::fs::write(path("a"), "12").expect("write");
         assert_eq!(looks(1), [false], "it may be written still");
-        for text in ["123", "1234"] {
-            std::fs::write(path("a"), text).expect("write");
-            assert_eq!(looks(1), [true], "it may be written for ever");
+        for text in 2..30 {
+            std::fs::write(path("a"), "1".repeat(text)).expect("write");
+            assert_eq!(looks(1), [text % 12 == 0], "it may be written for ever");
         }
         assert_eq!(looks(2), [true, false]);
         std::fs::write(path("b"), "").expect("write");

@@ -101,19 +101,23 @@ impl ClientSecrets {
         &self.matches
     }
 
-    /// Reads the files as `read`. A directory that has lost all its files is a mistake: nobody would be
-    /// let in, and what was emptied is more often a volume that is gone.
+    /// Reads the files as `read`. If nobody would be let in any more, that is a mistake: what was emptied
+    /// is more often a volume that is gone.
     fn read_again(&self) -> Result<SecretsInForce, String> {
         let read = self.read()?;
-        match &self.configured.shops_directory {
-            Some(directory) if read.shops.is_empty() && !self.in_force.load().shops.is_empty() => {
-                let directory = directory.display();
-                Err(format!(
-                    "{directory} holds no shop any more; restart the receiver if that is right"
-                ))
-            }
-            _ => Ok(read),
+        let is_emptied = read.shops.is_empty() && !self.in_force.load().shops.is_empty();
+        let Some(directory) = self.configured.shops_directory.as_ref().filter(|_| is_emptied)
+        else {
+            return Ok(read);
+        };
+        let directory = directory.display();
+        if read.fingerprints().is_empty() {
+            return Err(format!(
+                "{directory} holds no shop any more; restart the receiver if that is right"
+            ));
         }
+        tracing::warn!("{directory} holds no shop any more; the app's secrets are valid for all");
+        Ok(read)
     }
 
     fn read(&self) -> Result<SecretsInForce, String> {
@@ -438,6 +442,18 @@ mod tests {
         std::fs::remove_file(directory.path().join(&shop)).expect("remove the secret");
         assert!(!secrets.shared.reload());
         assert!(verifies(&secrets, webhook(&shop, &secret)));
+    }
+
+    #[test]
+    fn the_last_shop_may_leave_an_app_that_has_a_secret() {
+        let directory = tempfile::tempdir().expect("create a directory");
+        let (shop, secret) = shop(1);
+        std::fs::write(directory.path().join(&shop), &secret).expect("write a secret");
+        let secrets = of_files(&["app"], None, Some(directory.path()));
+        std::fs::remove_file(directory.path().join(&shop)).expect("remove the secret");
+        assert!(secrets.shared.reload());
+        assert!(!verifies(&secrets, webhook(&shop, &secret)));
+        assert!(verifies(&secrets, webhook(&shop, "app")));
     }
 
     #[test]

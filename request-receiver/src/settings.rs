@@ -402,10 +402,13 @@ impl ReceiverArgs {
     }
 }
 
+/// Directory that systemd creates for the package's receiver, at its first start (`StateDirectory=`).
+const STATE_DIRECTORY: &str = "/var/lib/spillway-receiver";
+
 /// Directory above `directory`, if it certainly does not exist. Only the last component is created: a
 /// mistyped path would be on another disk.
 fn absent_parent(directory: &Path) -> Option<&Path> {
-    let parent = directory.parent()?;
+    let parent = directory.parent().filter(|parent| *parent != Path::new(STATE_DIRECTORY))?;
     let is_absent = matches!(parent.try_exists(), Ok(false)) && !directory.is_dir();
     is_absent.then_some(parent)
 }

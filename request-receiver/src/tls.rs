@@ -29,6 +29,10 @@ pub mod settings;
 /// may be, 130 KB, which is 33 MB for all.
 const HANDSHAKES_MAX: usize = 256;
 
+/// Handshakes of one network from which on it loses its oldest, and not the one that has the oldest of
+/// all. Below, many networks with one each that never ends could cut off who has two.
+const NETWORK_MAX: usize = HANDSHAKES_MAX / 8;
+
 /// Accepts TLS connections.
 #[derive(Clone)]
 pub struct TlsEndpoint {
@@ -44,8 +48,9 @@ struct TlsMetrics {
     cut_off: IntCounter,
 }
 
-/// Handshakes of a shard. If there are too many, the network that has the most of them loses its
-/// oldest: nobody who opens connections and never ends a handshake keeps others out.
+/// Handshakes of a shard. If there are too many, the oldest is cut off, which has had more time than any
+/// other. If one network has far too many, it loses its own oldest: nobody who opens connections and
+/// never ends a handshake keeps others out.
 #[derive(Default)]
 pub struct Handshakes(Mutex<UnderWay>);
 
@@ -138,8 +143,8 @@ impl Handshakes {
         *under_way.by_network.entry(network).or_default() += 1;
         if under_way.queue.len() > HANDSHAKES_MAX {
             let most = under_way.by_network.values().copied().max().unwrap_or(0);
-            let place =
-                under_way.queue.iter().position(|(one, _)| under_way.by_network[one] == most);
+            let loses = |one| most <= NETWORK_MAX || under_way.by_network[one] == most;
+            let place = under_way.queue.iter().position(|(one, _)| loses(one));
             if let Some(phase) = place.and_then(|place| under_way.remove(place)) {
                 phase.cut_off();
             }
@@ -230,6 +235,22 @@ mod tests {
         let count = left.iter().filter(|is_left| **is_left).count();
         assert_eq!(count, HANDSHAKES_MAX - honest.len());
         assert!(!left[0] && left[left.len() - 1], "the oldest go");
+    }
+
+    #[tokio::test]
+    async fn of_many_networks_none_is_to_blame_and_the_oldest_goes() {
+        let handshakes = Handshakes::default();
+        let strangers: Vec<_> = (0..=HANDSHAKES_MAX).map(|_| Phase::new()).collect();
+        let honest = [Phase::new(), Phase::new()];
+        let each = |at: usize| IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(at).expect("few")));
+        let mut slots: Vec<_> = strangers[..HANDSHAKES_MAX - 2]
+            .iter()
+            .enumerate()
+            .map(|(at, phase)| handshakes.begin(each(at), phase))
+            .collect();
+        slots.extend(honest.iter().map(|phase| handshakes.begin(OTHER, phase)));
+        slots.push(handshakes.begin(each(HANDSHAKES_MAX), &strangers[HANDSHAKES_MAX]));
+        assert!(is_cut_off(&strangers[0]) && !honest.iter().any(|phase| is_cut_off(phase)));
     }
 
     #[test]

@@ -76,19 +76,22 @@ fn topic(text: &str) -> Result<String, &'static str> {
     let is_whole = |part: &str| !part.is_empty() && !part.contains('*');
     let is_topic = match text.split_once('/') {
         Some((kind, event)) => is_whole(kind) && (event == "*" || is_whole(event)),
-        // Such as customer.tags_added.
-        None => is_whole(text) && text.contains('.'),
+        // Such as customer.tags_added, or an Event without an action.
+        None => is_whole(text) && (text.contains('.') || text.starts_with(char::is_uppercase)),
     };
     is_topic
         .then(|| text.to_owned())
         .ok_or("a topic has a slash, such as orders/create or orders/*")
 }
 
-/// A resource is `kind/id`. Without an id, it is the type in the topic, such as `products`.
+/// Kinds of resources that always have an id.
+const WITH_ID: [&str; 6] = ["product", "order", "draft_order", "customer", "collection", "variant"];
+
+/// A resource is `kind/id`. Without an id, it is the type in the topic, such as `products` or `shop`.
 fn resource(text: &str) -> Result<String, &'static str> {
     let is_resource = match text.split_once('/') {
         Some((kind, id)) => !kind.is_empty() && !id.is_empty(),
-        None => text.ends_with('s') || text.starts_with(|c: char| c.is_ascii_uppercase()),
+        None => !text.is_empty() && !WITH_ID.contains(&text),
     };
     is_resource.then(|| text.to_owned()).ok_or("a resource is a kind and an id, such as product/12")
 }
@@ -139,9 +142,12 @@ mod tests {
             ("--topic", "orders/*"),
             ("--topic", "Product/update"),
             ("--topic", "customer.tags_added"),
+            ("--topic", "Order"),
             ("--resource", "inventory_level/1@2"),
             ("--resource", "products"),
             ("--resource", "Product"),
+            ("--resource", "shop"),
+            ("--resource", "customer.tags_added"),
         ] {
             assert!(is_taken(flag, good), "{flag} {good}");
         }
