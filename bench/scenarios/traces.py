@@ -1,7 +1,7 @@
 """The same webhooks to a receiver without traces, and to one with traces of one webhook in a hundred, sent to a collector
 that answers 200 to all. They run beside each other and have a second of load in turn, in an order that rotates, because a
-machine that others share changes its speed from minute to minute; all are new in each round. `BEFORE` names the binary of
-another release, such as one without any traces, to compare with. CPU per webhook is the receiver's and Redis'; the
+machine that others share changes its speed from minute to minute; all are new in each round. `BEFORE` names another
+binary to compare with, such as one without any code for traces, and `BEFORE_NAME` says what it is. CPU per webhook is the receiver's and Redis'; the
 collector's is not in it."""
 
 import os
@@ -19,7 +19,7 @@ CONNECTIONS = 64
 ROUNDS = 8
 # Turns of each receiver in a round.
 TURNS = 8
-KINDS = {"before": "the release before", "off": "no traces", "hundredth": "traces of 1 %"}
+KINDS = {"before": os.environ.get("BEFORE_NAME", "the release before"), "off": "no traces", "hundredth": "traces of 1 %"}
 KEYS = [("per_second", "webhooks/s", 0), ("cpu_us", "CPU µs", 2), ("server_cpu_us", "of it receiver", 2),
         ("p99_ms", "p99 ms", 2)]
 
@@ -107,9 +107,9 @@ def judge(found, rows, kinds, exports):
     found.at_most("CPU per webhook with traces of 1 % ÷ without, median of the turns",
                   median(pairs["traces of 1 % ÷ none"]["cpu_us"]), 1.02)
     if "before" in kinds:
-        pairs["no traces ÷ the release before"] = ratios("off", "before")
-        found.at_most("CPU per webhook without traces ÷ the release before, median of the turns",
-                      median(pairs["no traces ÷ the release before"]["cpu_us"]), 1.01)
+        pairs[f"no traces ÷ {KINDS['before']}"] = ratios("off", "before")
+        found.at_most(f"CPU per webhook without traces ÷ {KINDS['before']}, median of the turns",
+                      median(pairs[f"no traces ÷ {KINDS['before']}"]["cpu_us"]), 1.01)
     found.at_most("answers that are not 200", sum(row["not_200"] for row in rows), 0)
     found.at_most("spans dropped", sum(row["dropped"] for row in rows), 0)
     found.at_least("exports that the collector took", len(exports), 1)
