@@ -1,3 +1,5 @@
+//! Deletion of what is restored, beside the task that the watchdog asks.
+
 use std::path::PathBuf;
 
 use spillway_process::Background;
