@@ -202,7 +202,8 @@ fn beside_us(name: &str) -> Result<PathBuf, Failure> {
     }
     let profile = if cfg!(debug_assertions) { "" } else { " --release" };
     Err(Failure::Failed(format!(
-        "{} is missing; build it with: cargo build{profile} -p request-receiver -p downstreamer",
+        "{} is missing: install all programs of this release into one directory, or in a checkout run: \
+         cargo build{profile} -p request-receiver -p downstreamer",
         program.display()
     )))
 }

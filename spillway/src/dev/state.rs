@@ -65,8 +65,10 @@ impl CellDirectory {
     /// Fails if processes of an earlier run still run. After a SIGKILL of its parent, a Redis still
     /// writes to these files, and a second one would corrupt them.
     fn refuse_leftovers(&self) -> Result<(), Failure> {
+        // Redis last, as the others write to it while they stop.
+        let started_last = PROCESSES.iter().rev();
         let pids: Vec<String> =
-            PROCESSES.iter().filter_map(|(name, kernel)| self.left_over(name, kernel)).collect();
+            started_last.filter_map(|(name, kernel)| self.left_over(name, kernel)).collect();
         if !pids.is_empty() {
             return Err(Failure::Failed(format!(
                 "processes of an earlier run are still there; stop them with: kill {}",
