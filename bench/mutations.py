@@ -486,7 +486,7 @@ SERVICE = [
     ('no certificate for one label', 'request-receiver/src/tls/certificates.rs',
      'self.by_name.get(&name).or_else(|| self.by_name.get(&any()?))', 'self.by_name.get(&name).filter(|_| any().is_some())'),
     ('an emptied directory lets nobody in', 'request-receiver/src/secrets.rs',
-     'if read.shops.is_empty() && !self', 'if read.shops.is_empty() && false && !self'),
+     'is_emptied = read.shops.is_empty() && !self', 'is_emptied = false && !self'),
     ('strangers leave spans', 'request-receiver/src/trace.rs', '.filter(|spans| spans.is_verified)', ''),
     ('the state of a trace that is not continued is kept', 'request-receiver/src/trace.rs', 'headers.remove(STATE);', ''),
     ('one of several parents counts', 'request-receiver/src/trace.rs', '.filter(|_| values.next().is_none())', ''),

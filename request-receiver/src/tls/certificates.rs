@@ -196,7 +196,11 @@ TqKv4OOP0t6870vvCbt+nlWIWXihRANCAARfAfUQaoPi76Ee5URflDlhEzfMGsZJ
             assert!(!is_two(Some(name)), "{name}");
         }
         assert!(!is_two(None));
-        assert!(Arc::ptr_eq(&set.select(Some("x.b.example")), &set.by_name["*.b.example"]));
+        let [one, two] = files;
+        let turned = CertificateSet::read(&[two, one]).expect("they are good");
+        for (name, index) in [("x.b.example", 1), ("x.y.b.example", 0), ("b.example", 0)] {
+            assert!(Arc::ptr_eq(&turned.select(Some(name)), &turned.all[index]), "{name}");
+        }
     }
 
     #[test]
