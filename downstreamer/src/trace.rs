@@ -167,6 +167,26 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_attempt_is_an_error_and_its_webhook_goes_on() {
+        let (tracer, mut ended) = Tracer::to_memory(10);
+        let begin = |attempt| {
+            AttemptTrace::begin(Some(&tracer), &record(STORED), id(0), attempt)
+                .expect("it is recorded")
+        };
+        let retry = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false };
+        let timed_out = result_label(&AttemptOutcome::TimedOut, retry);
+        begin(1).end(&AttemptOutcome::TimedOut, retry);
+        assert_eq!(ended.take(), [("attempt", Some(timed_out))]);
+        drop(begin(2));
+        assert_eq!(ended.take(), [("attempt", Some(CUT_OFF))]);
+        let answered = AttemptOutcome::Answered { status: 200, retry_after: None, pauses: None };
+        begin(3).end(&answered, Verdict::Delivered);
+        assert_eq!(ended.take(), [("attempt", None), ("dispatch", None)]);
+        begin(4).end(&AttemptOutcome::LeaseLost, Verdict::NotSent);
+        assert_eq!(ended.take(), []);
+    }
+
+    #[test]
     fn a_webhook_without_a_recorded_trace_has_no_spans() {
         let tracer = Tracer::to_nowhere(1.0);
         let begin = |tracer, record: &Record| AttemptTrace::begin(tracer, record, id(0), 1);

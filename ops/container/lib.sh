@@ -41,9 +41,9 @@ stop() {
 
 # For a trap. Removes what this test made, and nothing else.
 clean_up() {
-  local id
-  for id in "${jobs_started[@]}"; do
-    stop "$id" 2>/dev/null || true
+  # What was started last ends first: a server may wait for ever for one that it needs.
+  while [ "${#jobs_started[@]}" != 0 ]; do
+    stop "${jobs_started[-1]}" 2>/dev/null || true
   done
   podman ps --all --quiet --filter "name=^$NAME" 2>/dev/null |
     xargs --no-run-if-empty --max-args 1 podman rm --force --depend --ignore --time 0 >/dev/null || true

@@ -86,6 +86,9 @@ mod tests {
         for (name, value, is_hidden, expected) in [
             ("MAX_BODY", "16MiB", false, "16MiB"),
             ("SHOPIFY_CLIENT_SECRET", "hush", true, HIDDEN),
+            ("SHOPIFY_CLIENT_SECRET", "hush", false, HIDDEN),
+            ("REDIS_PASSWORD", "hush", false, HIDDEN),
+            ("SHOP_SECRETS_TOKEN", "hush", false, HIDDEN),
             ("SHOPIFY_CLIENT_SECRET", "", true, ""),
             ("SHOPIFY_CLIENT_SECRET_FILE", "/a\tb", false, "/a b"),
             ("REDIS_URL", "redis://me:hu@sh@host:1/0", true, "redis://host:1/0"),
