@@ -8,14 +8,15 @@ use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use spillway_process::consumer_gauges::ConsumerGauges;
 use spillway_process::metrics::register;
-use spillway_queue::status::CellStatus;
+use spillway_queue::consumers::ConsumerName;
+use spillway_queue::status::{CellStatus, ConsumerStatus};
 
 /// Number of topics with their own label. The others are counted as `other`.
 const TOPICS_MAX: usize = 100;
 
 /// Metrics of the queue and of one consumer.
 pub struct QueueGauges {
-    consumer: &'static str,
+    consumer: ConsumerName,
     /// 1 while this instance is the leader.
     pub leader: IntGauge,
     consumers: ConsumerGauges,
@@ -34,9 +35,9 @@ pub struct TopicCounter {
 
 impl QueueGauges {
     /// Registers the metrics for `consumer`.
-    pub fn new(registry: &Registry, consumer: &'static str) -> Self {
+    pub fn new(registry: &Registry, consumer: &ConsumerName) -> Self {
         Self {
-            consumer,
+            consumer: consumer.clone(),
             leader: gauge(registry, "spillway_leader", "1 while this instance is the leader."),
             consumers: ConsumerGauges::new(registry),
             bytes: gauge(registry, "spillway_queue_bytes", "Memory that Redis uses."),
@@ -61,7 +62,8 @@ impl QueueGauges {
         self.bytes.set(status.queue.bytes.cast_signed());
         self.limit_bytes.set(status.queue.limit_bytes.cast_signed());
         self.consumers.show(&status.consumers);
-        if let Some(own) = status.consumers.iter().find(|consumer| consumer.name == self.consumer) {
+        let is_own = |consumer: &&ConsumerStatus| *consumer.name == *self.consumer;
+        if let Some(own) = status.consumers.iter().find(is_own) {
             self.dead_letters.set(own.dead.letters.cast_signed());
         }
     }
@@ -136,6 +138,33 @@ pub fn corrupt_packs(registry: &Registry) -> IntCounter {
         "spillway_corrupt_packs_total",
         "Packs that could not be decoded and were set aside under a key of their own.",
     )
+}
+
+/// Counters of webhooks that the consumer's filter excludes.
+#[derive(Clone)]
+pub struct RouteCounters {
+    /// Webhooks that the filter excludes.
+    pub excluded: IntCounter,
+    /// Those among them that no other consumer delivers either.
+    pub unmatched: IntCounter,
+}
+
+impl RouteCounters {
+    /// Registers the counters.
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            excluded: counter(
+                registry,
+                "spillway_excluded_webhooks_total",
+                "Webhooks settled without delivery, because the consumer's filter does not match them.",
+            ),
+            unmatched: counter(
+                registry,
+                "spillway_unmatched_webhooks_total",
+                "Webhooks that no consumer's filter matches, counted by the first consumer by name.",
+            ),
+        }
+    }
 }
 
 /// Registers a gauge of the pauses in force.

@@ -16,6 +16,7 @@ use spillway_queue::{Connection, QueueError, Redis};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::consumer_settings::ConsumerSettings;
 use crate::gauges::QueueGauges;
 
 /// Time between two looks of a standby, and between two attempts to reach Redis.
@@ -43,8 +44,8 @@ pub enum End {
 pub struct ElectionConfig {
     /// Redis that holds the queue.
     pub redis: Redis,
-    /// Name of the consumer.
-    pub consumer: &'static str,
+    /// Name, kind and filter of the consumer.
+    pub consumer: ConsumerSettings,
     /// Start position of the consumer, if it is registered for the first time.
     pub start_at: StartAt,
     /// Readiness to update, for `/readyz`.
@@ -230,12 +231,14 @@ async fn stand_by(
     let ElectionConfig { redis, consumer, start_at, .. } = config;
     let register = async {
         let mut connection = redis.connect(Some(ANSWER_TIMEOUT)).await?;
-        let known = consumers::register(redis, &mut connection, Some(consumer), *start_at).await?;
+        let name = Some(&*consumer.name);
+        let known = consumers::register(redis, &mut connection, name, *start_at).await?;
         Ok::<_, QueueError>((connection, known))
     };
     let Some(registered) = shutdown.run_until_cancelled(register).await else { return Ok(None) };
     let (mut connection, registered) = registered?;
-    let candidacy = Candidacy::new(redis.clone(), consumer);
+    let candidacy = Candidacy::new(redis.clone(), &consumer.name);
+    let candidacy = candidacy.publishing(consumer.kind, &consumer.filter);
     let mut watch = StallDetector::default();
     let mut last_answer = Instant::now();
     let (sent_at, confirmed) = loop {

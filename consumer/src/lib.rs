@@ -2,14 +2,20 @@
 //!
 //! [`leader_election`]: leader election, with standbys that take over. [`intake`]: reads the stream
 //! ahead, after a cursor. [`settle`]: records results, one settlement after the other. [`gauges`]
-//! and [`watch`]: metrics of the queue in Redis.
+//! and [`watch`]: metrics of the queue in Redis. [`consumer_settings`] and [`routes`]: name and filter of a
+//! consumer, and those of the others.
 //!
-//! This crate knows neither HTTP nor Kafka, and decides nothing about a webhook.
+//! This crate knows neither HTTP nor Kafka. All that it decides about a webhook is which consumer it is
+//! for.
 
+pub mod consumer_settings;
 pub mod gauges;
 pub mod intake;
 pub mod leader_election;
+pub mod routes;
 pub mod settle;
 pub mod watch;
 
+pub use consumer_settings::{ConsumerSettings, NamedConsumerArgs};
 pub use leader_election::{ElectionConfig, End, LeaderHandle, Leadership};
+pub use routes::{Route, Routes};

@@ -1,5 +1,5 @@
-//! Updates the metrics of the queue, and lets dead letters age out while this instance is the
-//! leader.
+//! Updates the metrics of the queue, learns of the other consumers, and lets dead letters age out while
+//! this instance is the leader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::gauges::QueueGauges;
+use crate::routes::Routes;
 
 const SHOW_EVERY: Duration = Duration::from_secs(1);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,8 +20,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct WatchTarget {
     /// Redis that holds the queue.
     pub redis: Redis,
-    /// Name of the consumer.
-    pub consumer: &'static str,
+    /// The consumer, which learns of the others.
+    pub routes: Arc<Routes>,
     /// Metrics to update.
     pub gauges: Arc<QueueGauges>,
     /// Time for which the consumer's dead letters are kept.
@@ -57,18 +58,20 @@ async fn look(
     connection: &mut Option<Connection>,
     age_out: bool,
 ) -> Result<Option<AgedOut>, QueueError> {
-    let WatchTarget { redis, consumer, gauges, dead_keep } = watched;
+    let WatchTarget { redis, routes, gauges, dead_keep } = watched;
     let connection = match connection {
         Some(connection) => connection,
         None => connection.insert(redis.connect(Some(ANSWER_TIMEOUT)).await?),
     };
-    gauges.show(&status::read(redis, connection).await?);
+    let status = status::read(redis, connection).await?;
+    gauges.show(&status);
+    routes.learn(&status.consumers);
     if !age_out {
         return Ok(None);
     }
     // The clock of Redis is used, since it gives dead letters their ids.
     let now_ms = dead::now_ms(connection).await?;
-    dead::age_out(redis, connection, consumer, *dead_keep, now_ms).await.map(Some)
+    dead::age_out(redis, connection, routes.name(), *dead_keep, now_ms).await.map(Some)
 }
 
 /// Logs dead letters that aged out, and warns once when the bound begins to hold letters back.

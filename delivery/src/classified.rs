@@ -43,6 +43,9 @@ pub struct Classified {
     pub fingerprint: Option<Fingerprint>,
     /// Time at which the payload of a stub expires, in milliseconds since the Unix epoch.
     pub expires_at_ms: Option<u64>,
+    /// True if the consumer's filter excludes the webhook: it is settled without delivery, unless it is
+    /// replayed. The filter does not change while a leader works.
+    pub is_excluded: bool,
 }
 
 /// Bytes of a decoded pack. The core passes them on and does not parse them.

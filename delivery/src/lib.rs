@@ -37,5 +37,5 @@ pub use crate::state::controls::{Controls, Drops};
 pub use crate::state::refusals::RefusalBreaker;
 pub use crate::state::seen::DedupWindow;
 pub use crate::state::shop::ShopBounds;
-pub use crate::status::{BackendCounts, BlockedLane, Counts, Status};
+pub use crate::status::{BackendCounts, BlockedLane, Counts, Status, UndeliveredCounts};
 pub use crate::turn::Blocked;

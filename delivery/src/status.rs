@@ -7,12 +7,8 @@ use crate::turn::Blocked;
 pub struct Counts {
     /// Webhooks that the backend accepted.
     pub delivered: u64,
-    /// Webhooks not delivered because the same webhook was delivered before.
-    pub duplicates: u64,
-    /// Older events for which a newer one was delivered.
-    pub coalesced: u64,
-    /// Webhooks that an operator dropped.
-    pub dropped: u64,
+    /// Webhooks that were settled without being delivered or given up.
+    pub undelivered: UndeliveredCounts,
     /// Windows cut because the index was full.
     pub cuts: u64,
     /// Slow attempts cut off so that others get their slots.
@@ -29,6 +25,19 @@ pub struct Counts {
     pub kept_for_want_of_room: u64,
     /// Webhooks given up, by reason.
     pub dead: Vec<(&'static str, u64)>,
+}
+
+/// Counters of webhooks that were settled without being delivered or given up.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct UndeliveredCounts {
+    /// Webhooks not delivered because the same webhook was delivered before.
+    pub duplicates: u64,
+    /// Older events for which a newer one was delivered.
+    pub coalesced: u64,
+    /// Webhooks that an operator dropped.
+    pub dropped: u64,
+    /// Webhooks that the filter excludes.
+    pub excluded: u64,
 }
 
 /// Counters of the backend as a whole.

@@ -31,6 +31,7 @@ const CLASSIFIED: Classified = Classified {
     coalesces: 0,
     fingerprint: None,
     expires_at_ms: None,
+    is_excluded: false,
 };
 
 /// Sizes of the webhooks of a pack.

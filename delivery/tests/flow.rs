@@ -247,6 +247,7 @@ fn classified(shop: u32, kind: u8, entry: u64, index: usize) -> Classified {
         coalesces: u32::from(coalesces),
         fingerprint: None,
         expires_at_ms: (kind == STUB).then_some(EPOCH_MS + 61 * 60_000),
+        is_excluded: false,
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use spillway_consumer::{Route, Routes};
 use spillway_delivery::{Class, Classified};
 use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Record;
@@ -21,6 +22,7 @@ use crate::settings::{DownstreamerSettings, OrderBy};
 pub(crate) struct Classifier {
     settings: Arc<DownstreamerSettings>,
     metrics: Arc<DownstreamerMetrics>,
+    routes: Arc<Routes>,
 }
 
 /// Hash of a shop's domain.
@@ -33,8 +35,9 @@ impl Classifier {
     pub(crate) fn new(
         settings: Arc<DownstreamerSettings>,
         metrics: Arc<DownstreamerMetrics>,
+        routes: Arc<Routes>,
     ) -> Self {
-        Self { settings, metrics }
+        Self { settings, metrics, routes }
     }
 
     /// Classifies a webhook. `is_news` is set when it is read for the first time, and counted.
@@ -47,6 +50,10 @@ impl Classifier {
         let settings = &self.settings;
         let shop = record.shop().unwrap_or_default();
         let topic = &*record.topic().unwrap_or_default();
+        let route = self.routes.route(&record.target, record);
+        if is_news && route == Route::Nowhere {
+            self.metrics.routes.unmatched.inc();
+        }
         let is_priority =
             settings.priority_topics.iter().any(|pattern| is_topic_match(pattern, topic));
         let is_copy_keyed = settings.order_by == OrderBy::None && settings.dedup.is_on();
@@ -61,6 +68,7 @@ impl Classifier {
             coalesces: 0,
             fingerprint: own.filter(|_| settings.keeps_fingerprints()),
             expires_at_ms: Stub::of(record, &record.body).and_then(|stub| stub.expires_at_ms),
+            is_excluded: route != Route::Here,
         };
         match settings.order_by {
             // Copies of one webhook share a slot, so that none is delivered while another is.

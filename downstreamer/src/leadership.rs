@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
+use spillway_consumer::Routes;
 use spillway_consumer::leader_election::{self, ElectionConfig, End, Leadership};
 use spillway_delivery::{DedupWindow, LaneLoaded, Loaded};
 use spillway_process::Background;
 use spillway_process::Readiness;
-use spillway_queue::consumers::{HTTP, StartAt};
+use spillway_queue::QueueError;
+use spillway_queue::consumers::StartAt;
 use spillway_queue::controls::{self, OperatorControls, ScanCursor};
 use spillway_queue::lane::{KeyScheme, LaneRow};
 use spillway_queue::read::StreamReader;
-use spillway_queue::{QueueError, Redis};
 use spillway_webhook::StreamId;
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +28,8 @@ pub(crate) struct DownstreamerInstance {
     pub settings: Arc<DownstreamerSettings>,
     /// Metrics of the process.
     pub metrics: Arc<DownstreamerMetrics>,
+    /// The consumer, its filter and those of the others.
+    pub routes: Arc<Routes>,
     /// Connections to the backend.
     pub sender: Arc<DeliveryClient>,
     /// Readiness that `/readyz` shows.
@@ -39,7 +42,7 @@ pub(crate) struct DownstreamerInstance {
 pub(crate) async fn run(instance: &DownstreamerInstance, shutdown: &CancellationToken) {
     let config = ElectionConfig {
         redis: instance.settings.common.redis.clone(),
-        consumer: HTTP,
+        consumer: instance.routes.own().clone(),
         start_at: StartAt::Oldest,
         readiness: instance.readiness.clone(),
         gauges: instance.metrics.queue.clone(),
@@ -85,8 +88,7 @@ async fn load(
     instance: &DownstreamerInstance,
     leadership: &mut Leadership,
 ) -> Result<WorkerStart, QueueError> {
-    let redis = &instance.settings.common.redis;
-    let reader = StreamReader::new(redis.clone(), HTTP);
+    let reader = StreamReader::new(instance.settings.common.redis.clone(), instance.routes.name());
     let progress = reader.progress(leadership.connection()).await?;
     leadership.confirm().await?;
     let rows = reader.lane_rows(leadership.connection()).await?;
@@ -97,7 +99,7 @@ async fn load(
     let retries = reader.main_retries(leadership.connection()).await?;
     leadership.confirm().await?;
     let seen = seen(&reader, leadership, instance.settings.dedup).await?;
-    let controls = controls(redis, leadership).await?;
+    let controls = controls(instance, leadership).await?;
     let scheme = instance.settings.key_scheme();
     let loaded = Loaded {
         cursor: progress.cursor,
@@ -107,20 +109,23 @@ async fn load(
         leads,
         retries,
     };
-    Ok(WorkerStart { consumer: HTTP, loaded, rows, mark: progress.mark, seen, controls })
+    let routes = instance.routes.clone();
+    Ok(WorkerStart { routes, loaded, rows, mark: progress.mark, seen, controls })
 }
 
 /// Reads an operator's controls. Leadership is confirmed meanwhile: there may be millions of webhooks to
 /// drop.
 async fn controls(
-    redis: &Redis,
+    instance: &DownstreamerInstance,
     leadership: &mut Leadership,
 ) -> Result<OperatorControls, QueueError> {
-    let mut read = controls::read_orders(redis, leadership.connection(), HTTP).await?;
+    let redis = &instance.settings.common.redis;
+    let name = instance.routes.name();
+    let mut read = controls::read_orders(redis, leadership.connection(), name).await?;
     let mut at = Some(ScanCursor::default());
     while let Some(cursor) = at {
         let connection = leadership.connection();
-        at = controls::read_names(redis, connection, HTTP, cursor, &mut read.dropping).await?;
+        at = controls::read_names(redis, connection, name, cursor, &mut read.dropping).await?;
         leadership.confirm().await?;
     }
     Ok(read)

@@ -33,13 +33,13 @@ pub use crate::settings::{DownstreamerArgs, DownstreamerSettings};
 
 use std::sync::Arc;
 
+use spillway_consumer::Routes;
 use spillway_consumer::watch::{self, WatchTarget};
 use spillway_process::Background;
 use spillway_process::admin::AdminEndpoint;
 use spillway_process::error::chain;
 use spillway_process::start::Unavailable;
 use spillway_process::{reload, supervisor};
-use spillway_queue::consumers::HTTP;
 use spillway_queue::health;
 use spillway_trace::TraceExport;
 use tokio_util::sync::CancellationToken;
@@ -58,7 +58,7 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let mut metrics = DownstreamerMetrics::new();
+    let mut metrics = DownstreamerMetrics::new(&settings.consumer.name);
     let traces =
         TraceExport::start(settings.common.trace.as_ref(), "downstreamer", &metrics.registry)?;
     metrics.tracer = traces.tracer();
@@ -75,9 +75,10 @@ pub async fn run(
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
+    let routes = Arc::new(Routes::new(settings.consumer.clone()));
     let watched = WatchTarget {
         redis: settings.common.redis.clone(),
-        consumer: HTTP,
+        routes: routes.clone(),
         gauges: metrics.queue.clone(),
         dead_keep: settings.dead_keep,
     };
@@ -87,12 +88,17 @@ pub async fn run(
     }
     let sender = Arc::new(DeliveryClient::new(&settings)?);
     tracing::info!(
-        backend = %settings.backend, version = spillway_process::version(), "delivering"
+        backend = %settings.backend,
+        consumer = %settings.consumer.name,
+        webhooks = %settings.consumer.filter,
+        version = spillway_process::version(),
+        "delivering"
     );
     supervisor::ready();
     readiness.stops_with(&shutdown);
     let leading = background.watch("the election");
-    let instance = DownstreamerInstance { settings, metrics, sender, readiness, background };
+    let instance =
+        DownstreamerInstance { settings, metrics, routes, sender, readiness, background };
     let leading = leading.attend(leadership::run(&instance, &shutdown));
     let ended = instance.background.supervise(&shutdown, leading).await;
     after_all.cancel();

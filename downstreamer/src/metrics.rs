@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use spillway_consumer::gauges::{
-    QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end, gauge,
-    histogram, pauses,
+    QueueGauges, RouteCounters, TopicCounter, corrupt_packs, counter, counters, dead_lettered,
+    end_to_end, gauge, histogram, pauses,
 };
 use spillway_delivery::{Counts, Status};
 use spillway_process::metrics::registry;
-use spillway_queue::consumers::HTTP;
+use spillway_queue::consumers::ConsumerName;
 use spillway_trace::Tracer;
 
 use crate::payload::PayloadResult;
@@ -39,6 +39,8 @@ pub(crate) struct DownstreamerMetrics {
     pub pauses: IntGauge,
     /// Webhooks dropped by an operator.
     pub dropped: IntCounter,
+    /// Webhooks that the filter excludes.
+    pub routes: RouteCounters,
     /// Deliveries that may be under way at once.
     pub concurrency_limit: IntGauge,
     /// Deliveries that are under way.
@@ -148,24 +150,18 @@ impl LaneMetrics {
 
 impl DownstreamerMetrics {
     /// Registers all metrics.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(consumer: &ConsumerName) -> Self {
         let registry = registry("downstreamer");
-        let attempts = counters(
-            &registry,
-            "spillway_delivery_attempts_total",
-            "Delivery attempts, by result.",
-            "result",
-        );
-        RESULTS.iter().for_each(|result| attempts.with_label_values(&[result]).inc_by(0));
         Self {
             tracer: None,
-            queue: Arc::new(QueueGauges::new(&registry, HTTP)),
+            queue: Arc::new(QueueGauges::new(&registry, consumer)),
             paused: gauge(
                 &registry,
                 "spillway_paused",
                 "1 while nothing is sent: the backend is down, refuses, or asked for a pause, or an operator paused everything.",
             ),
             pauses: pauses(&registry),
+            routes: RouteCounters::new(&registry),
             dropped: counter(
                 &registry,
                 "spillway_dropped_total",
@@ -200,7 +196,7 @@ impl DownstreamerMetrics {
             corrupt: corrupt_packs(&registry),
             lanes: LaneMetrics::new(&registry),
             stubs: StubMetrics::new(&registry),
-            attempts,
+            attempts: attempts(&registry),
             durations: durations(&registry),
             end_to_end: end_to_end(&registry),
             fallbacks: TopicCounter::key_fallbacks(&registry),
@@ -224,9 +220,11 @@ impl DownstreamerMetrics {
 
     /// Counts the core's work since `before`.
     pub(crate) fn counted(&self, before: &Counts, now: &Counts) {
-        self.duplicates.inc_by(now.duplicates - before.duplicates);
-        self.coalesced.inc_by(now.coalesced - before.coalesced);
-        self.dropped.inc_by(now.dropped - before.dropped);
+        let counted = &before.undelivered;
+        self.duplicates.inc_by(now.undelivered.duplicates - counted.duplicates);
+        self.coalesced.inc_by(now.undelivered.coalesced - counted.coalesced);
+        self.dropped.inc_by(now.undelivered.dropped - counted.dropped);
+        self.routes.excluded.inc_by(now.undelivered.excluded - counted.excluded);
         self.corrupt.inc_by(now.chunks_corrupt - before.chunks_corrupt);
         self.lanes.cuts.inc_by(now.cuts - before.cuts);
         self.lanes.cut_off.inc_by(now.cut_off - before.cut_off);
@@ -257,10 +255,15 @@ impl DownstreamerMetrics {
     }
 }
 
-impl Default for DownstreamerMetrics {
-    fn default() -> Self {
-        Self::new()
-    }
+fn attempts(registry: &Registry) -> IntCounterVec {
+    let attempts = counters(
+        registry,
+        "spillway_delivery_attempts_total",
+        "Delivery attempts, by result.",
+        "result",
+    );
+    RESULTS.iter().for_each(|result| attempts.with_label_values(&[result]).inc_by(0));
+    attempts
 }
 
 fn durations(registry: &Registry) -> Histogram {

@@ -375,6 +375,7 @@ mod tests {
             coalesces: 0,
             fingerprint: None,
             expires_at_ms: None,
+            is_excluded: false,
         }
     }
 

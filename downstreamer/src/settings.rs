@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Parser;
+use spillway_consumer::{ConsumerSettings, NamedConsumerArgs};
 use spillway_process::process_args::ProcessSettings;
 use spillway_process::{Checker, ProcessArgs};
+use spillway_queue::consumers::ConsumerKind;
 use spillway_queue::lane::KeyScheme;
 use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
 
@@ -28,6 +30,9 @@ const SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
 pub struct DownstreamerArgs {
     #[command(flatten)]
     common: ProcessArgs,
+
+    #[command(flatten)]
+    consumer: NamedConsumerArgs,
 
     /// The backend's base URL, http or https; a webhook's path and query are appended. discard:
     /// accepts, counts and drops
@@ -159,6 +164,8 @@ pub struct DownstreamerArgs {
 pub struct DownstreamerSettings {
     /// Settings that every process has.
     pub common: ProcessSettings,
+    /// Name and filter of the consumer.
+    pub consumer: ConsumerSettings,
     /// Backend that webhooks are delivered to.
     pub backend: Backend,
     /// Access to the backend.
@@ -257,6 +264,7 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
         let dedup = self.dedup(checker, &backend);
         DownstreamerSettings {
             common: self.common.check(checker),
+            consumer: self.consumer.check(checker, ConsumerKind::Downstreamer),
             backend,
             access: self.access.check(checker),
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen, "127.0.0.1:9812"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_consumer::settle::{self, Settled};
-use spillway_consumer::{End, LeaderHandle};
+use spillway_consumer::{End, LeaderHandle, Routes};
 use spillway_delivery::{
     AttemptEnd, AttemptId, Controls, Core, Counts, DedupWindow, Dispatch, Effect, Event, Loaded,
     Now, PackKey, Verdict,
@@ -49,8 +49,8 @@ const CHUNKS_TOGETHER: u32 = 16;
 
 /// State in Redis with which a leader begins.
 pub(crate) struct WorkerStart {
-    /// Name of the consumer.
-    pub consumer: &'static str,
+    /// The consumer, its filter and those of the others.
+    pub routes: Arc<Routes>,
     /// State of the queue.
     pub loaded: Loaded,
     /// Rows of lanes.
@@ -114,8 +114,9 @@ impl Worker {
         leader: LeaderHandle,
         start: WorkerStart,
     ) -> Self {
-        let WorkerStart { consumer, loaded, rows, mark, seen, controls } = start;
-        let classifier = Classifier::new(settings.clone(), metrics.clone());
+        let WorkerStart { routes, loaded, rows, mark, seen, controls } = start;
+        let consumer: &str = routes.name();
+        let classifier = Classifier::new(settings.clone(), metrics.clone(), routes.clone());
         let (settlements, settled) = settle::start(redis.clone(), consumer, &leader.token, mark);
         let cursor = loaded.cursor;
         let channels = Channels {

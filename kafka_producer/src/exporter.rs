@@ -25,7 +25,6 @@ use std::time::Duration;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use spillway_consumer::settle::{self, Settled};
 use spillway_consumer::{End, LeaderHandle};
-use spillway_queue::consumers::KAFKA;
 use spillway_queue::controls::OperatorControls;
 use spillway_queue::settle::Settlement;
 use spillway_webhook::StreamId;
@@ -169,10 +168,12 @@ impl Exporter {
         let settings = instance.settings.clone();
         let metrics = instance.metrics.clone();
         let redis = settings.common.redis.clone();
-        let (settlements, settled) = settle::start(redis.clone(), KAFKA, &leader.token, mark);
+        let routes = instance.routes.clone();
+        let (settlements, settled) =
+            settle::start(redis.clone(), routes.name(), &leader.token, mark);
         Self {
             encoder: Encoder::new(settings.format, settings.key),
-            queue: QueueAccess::of(redis),
+            queue: QueueAccess::of(redis, routes),
             settling: SettleChannel { settlements, settled, is_under_way: false },
             packer: Packer::new(),
             learned: Learned::default(),
@@ -305,7 +306,7 @@ impl Exporter {
 
     fn intake(&self, cursor: StreamId) -> mpsc::Receiver<Arrived> {
         let _runtime = self.runtime.enter();
-        intake::start(&self.queue.redis, cursor, self.metrics.clone())
+        intake::start(&self.queue.redis, self.queue.routes.name(), cursor, self.metrics.clone())
     }
 
     /// Decides how to continue after an error of Kafka, and shows it where it matters.

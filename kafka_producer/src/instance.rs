@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use spillway_consumer::Routes;
 use spillway_process::Readiness;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +20,8 @@ pub(crate) struct ProducerInstance {
     pub settings: Arc<ProducerSettings>,
     /// Metrics of the process.
     pub metrics: Arc<ProducerMetrics>,
+    /// The consumer, its filter and those of the others.
+    pub routes: Arc<Routes>,
     /// Readiness that `/readyz` shows.
     pub readiness: Readiness,
     /// A permit for each thread, also for one that was left running.
@@ -32,9 +35,11 @@ impl ProducerInstance {
     pub(crate) fn new(
         settings: Arc<ProducerSettings>,
         metrics: Arc<ProducerMetrics>,
+        routes: Arc<Routes>,
         readiness: Readiness,
     ) -> Self {
         let threads = Arc::new(Semaphore::new(THREADS_MAX));
-        Self { settings, metrics, readiness, threads, hanging: CancellationToken::new() }
+        let hanging = CancellationToken::new();
+        Self { settings, metrics, routes, readiness, threads, hanging }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use spillway_consumer::intake::{self, IntakeEvent};
 use spillway_process::error::chain;
 use spillway_queue::Redis;
-use spillway_queue::consumers::KAFKA;
 use spillway_webhook::pack::{Corrupt, Pack};
 use spillway_webhook::{StreamId, WebhookId};
 use tokio::sync::mpsc;
@@ -31,10 +30,11 @@ pub(crate) enum Arrived {
 /// Starts reading after `cursor`. Ends when the receiver is dropped.
 pub(crate) fn start(
     redis: &Redis,
+    consumer: &str,
     cursor: StreamId,
     metrics: Arc<ProducerMetrics>,
 ) -> mpsc::Receiver<Arrived> {
-    intake::start(redis, KAFKA, cursor, move |found| decode(found, &metrics))
+    intake::start(redis, consumer, cursor, move |found| decode(found, &metrics))
 }
 
 fn decode(found: IntakeEvent, metrics: &ProducerMetrics) -> Arrived {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use spillway_consumer::leader_election::{self, ElectionConfig, End, LeaderHandle, Leadership};
 use spillway_queue::QueueError;
-use spillway_queue::consumers::KAFKA;
 use spillway_queue::read::StreamReader;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -36,7 +35,7 @@ pub(crate) async fn run(
 ) -> Result<(), Hanging> {
     let config = ElectionConfig {
         redis: instance.settings.common.redis.clone(),
-        consumer: KAFKA,
+        consumer: instance.routes.own().clone(),
         start_at: instance.settings.start_at,
         readiness: instance.readiness.clone(),
         gauges: instance.metrics.queue.clone(),
@@ -55,7 +54,8 @@ async fn lead(
     mut leadership: Leadership,
     shutdown: &CancellationToken,
 ) -> Result<End, QueueError> {
-    let reader = StreamReader::new(instance.settings.common.redis.clone(), KAFKA);
+    let redis = instance.settings.common.redis.clone();
+    let reader = StreamReader::new(redis, instance.routes.name());
     let mark = reader.mark(leadership.connection()).await?;
     tracing::info!("leading the consumer");
     leadership.leader().show_trouble(Some(NOT_REACHED.into()));

@@ -28,13 +28,13 @@ mod trace;
 
 use std::sync::Arc;
 
+use spillway_consumer::Routes;
 use spillway_consumer::watch::{self, WatchTarget};
 use spillway_process::Background;
 use spillway_process::admin::AdminEndpoint;
 use spillway_process::error::chain;
 use spillway_process::start::Unavailable;
 use spillway_process::{reload, supervisor};
-use spillway_queue::consumers::KAFKA;
 use spillway_queue::health;
 use spillway_trace::TraceExport;
 use tokio_util::sync::CancellationToken;
@@ -53,7 +53,7 @@ use crate::settings::ProducerSettings;
 /// then, and if a background task ends before `shutdown`.
 pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let mut metrics = ProducerMetrics::new();
+    let mut metrics = ProducerMetrics::new(&settings.consumer.name);
     let traces =
         TraceExport::start(settings.common.trace.as_ref(), "kafka_producer", &metrics.registry)?;
     metrics.tracer = traces.tracer();
@@ -70,9 +70,10 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
         reach_kafka(&settings).await?;
     }
+    let routes = Arc::new(Routes::new(settings.consumer.clone()));
     let watched = WatchTarget {
         redis: settings.common.redis.clone(),
-        consumer: KAFKA,
+        routes: routes.clone(),
         gauges: metrics.queue.clone(),
         dead_keep: settings.dead_keep,
     };
@@ -80,6 +81,8 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
     tracing::info!(
         kafka = settings.servers,
         topic = settings.topic,
+        consumer = %settings.consumer.name,
+        webhooks = %settings.consumer.filter,
         version = spillway_process::version(),
         "producing"
     );
@@ -87,7 +90,7 @@ pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> any
     // The producing thread is not watched: it waits for Kafka for as long as Kafka takes.
     let leading = background.watch("the election");
     readiness.stops_with(&shutdown);
-    let instance = ProducerInstance::new(settings, metrics, readiness);
+    let instance = ProducerInstance::new(settings, metrics, routes, readiness);
     let leading = leading.attend(leadership::run(&instance, &shutdown));
     let ended = background.supervise(&shutdown, leading).await;
     after_all.cancel();

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use spillway_consumer::gauges::{
-    QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end, pauses,
+    QueueGauges, RouteCounters, TopicCounter, corrupt_packs, counter, counters, dead_lettered,
+    end_to_end, pauses,
 };
 use spillway_process::metrics::registry;
-use spillway_queue::consumers::KAFKA;
+use spillway_queue::consumers::ConsumerName;
 use spillway_trace::Tracer;
 
 /// Reasons for which a webhook is given up.
@@ -26,6 +27,8 @@ pub(crate) struct ProducerMetrics {
     pub queue: Arc<QueueGauges>,
     /// Records that were committed.
     pub produced: IntCounter,
+    /// Webhooks that the filter excludes.
+    pub routes: RouteCounters,
     /// Pauses in force that an operator set.
     pub pauses: IntGauge,
     /// Packs that could not be decoded.
@@ -42,7 +45,7 @@ pub(crate) struct ProducerMetrics {
 
 impl ProducerMetrics {
     /// Registers all metrics.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(consumer: &ConsumerName) -> Self {
         let registry = registry("kafka_producer");
         let transactions = counters(
             &registry,
@@ -60,7 +63,8 @@ impl ProducerMetrics {
         GAPS.iter().for_each(|kind| gaps.with_label_values(&[kind]).inc_by(0));
         Self {
             tracer: None,
-            queue: Arc::new(QueueGauges::new(&registry, KAFKA)),
+            queue: Arc::new(QueueGauges::new(&registry, consumer)),
+            routes: RouteCounters::new(&registry),
             pauses: pauses(&registry),
             produced: counter(
                 &registry,
@@ -106,11 +110,5 @@ impl ProducerMetrics {
     /// Counts a webhook that was given up.
     pub(crate) fn dead(&self, reason: &'static str) {
         self.dead_lettered.with_label_values(&[reason]).inc();
-    }
-}
-
-impl Default for ProducerMetrics {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -45,6 +45,15 @@ pub(crate) struct Alone {
     pub index: u32,
 }
 
+/// Numbers of webhooks that the filter excludes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Excluded {
+    /// All of them.
+    pub webhooks: u64,
+    /// Those among them that no other consumer delivers either.
+    pub unmatched: u64,
+}
+
 /// An open transaction.
 pub(crate) struct Open {
     /// Position that the commit moves the cursor to.
@@ -59,6 +68,8 @@ pub(crate) struct Open {
     pub alone: Option<Alone>,
     /// Spans of the records whose traces are recorded.
     pub spans: TransactionSpans,
+    /// Webhooks without a record, because the filter excludes them.
+    pub excluded: Excluded,
     bytes: usize,
     bytes_max: usize,
     first_at: Option<Instant>,
@@ -76,6 +87,7 @@ impl Open {
             received_at_ms: Vec::new(),
             alone: None,
             spans: TransactionSpans::default(),
+            excluded: Excluded::default(),
             bytes: 0,
             bytes_max,
             first_at: None,

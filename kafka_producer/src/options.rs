@@ -2,6 +2,7 @@
 //! reason, even if it is the default. The operator's file can't set these.
 
 use rdkafka::ClientConfig;
+use spillway_queue::consumers::{ConsumerKind, ConsumerName};
 
 use crate::properties::Properties;
 use crate::settings::ProducerSettings;
@@ -59,8 +60,9 @@ pub(crate) fn producer(settings: &ProducerSettings, cell: u32) -> ClientConfig {
     add(&mut config, &settings.properties, |_| true);
     config
         .set("bootstrap.servers", &settings.servers)
-        // One producer for each cell: a second one fences the first. Two cells never share it.
-        .set("transactional.id", format!("{}-{cell:08x}", settings.tx_id))
+        // One producer for each consumer of a cell: a second one fences the first. Two cells or two
+        // consumers never share it.
+        .set("transactional.id", transactional_id(settings, cell))
         // The broker recognizes a batch that is sent again after a lost answer.
         .set("enable.idempotence", "true")
         // A record counts as delivered when every in-sync replica has it.
@@ -87,7 +89,7 @@ pub(crate) fn cursor_reader(settings: &ProducerSettings, cell: u32) -> ClientCon
     });
     config
         .set("bootstrap.servers", &settings.servers)
-        .set("group.id", group(cell))
+        .set("group.id", group(cell, &settings.consumer.name))
         // Makes the reader wait for a cursor that a transaction is about to move.
         .set("isolation.level", "read_committed")
         // Only transactions move the cursor.
@@ -96,13 +98,61 @@ pub(crate) fn cursor_reader(settings: &ProducerSettings, cell: u32) -> ClientCon
     config
 }
 
-/// Consumer group whose offset is the cell's cursor.
-pub(crate) fn group(cell: u32) -> String {
-    format!("spillway-{cell:08x}")
+/// Transactional id of a consumer.
+fn transactional_id(settings: &ProducerSettings, cell: u32) -> String {
+    format!("{}-{}", settings.tx_id, in_cell(cell, &settings.consumer.name))
+}
+
+/// Consumer group whose offset is the consumer's cursor.
+fn group(cell: u32, consumer: &ConsumerName) -> String {
+    format!("spillway-{}", in_cell(cell, consumer))
+}
+
+/// Cell and consumer as a part of names in Kafka. The default name is left out, so that a producer of a
+/// version that knew no other continues.
+fn in_cell(cell: u32, consumer: &ConsumerName) -> String {
+    if *consumer == ConsumerKind::KafkaProducer.default_name() {
+        format!("{cell:08x}")
+    } else {
+        format!("{cell:08x}-{consumer}")
+    }
 }
 
 fn add(config: &mut ClientConfig, properties: &Properties, is_meant: impl Fn(&str) -> bool) {
     for (key, value) in properties.iter().filter(|(key, _)| is_meant(key)) {
         config.set(key, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use spillway_process::{Checker, ServerArgs};
+
+    use super::*;
+    use crate::settings::ProducerArgs;
+
+    /// Transactional id and group of a producer with these flags.
+    fn names(flags: &[&str]) -> (String, String) {
+        let base = ["kafka_producer", "--kafka-url", "127.0.0.1:9"];
+        let settings =
+            ProducerArgs::parse_from(base.iter().chain(flags)).check(&mut Checker::default());
+        let option = |config: &ClientConfig, key| config.get(key).expect("it is set").to_owned();
+        (
+            option(&producer(&settings, 0xab), "transactional.id"),
+            option(&cursor_reader(&settings, 0xab), "group.id"),
+        )
+    }
+
+    #[test]
+    fn consumers_share_neither_a_transactional_id_nor_a_cursor() {
+        let names_of = |id: &str, group: &str| (id.to_owned(), group.to_owned());
+        let default = names_of("spillway-000000ab", "spillway-000000ab");
+        assert_eq!(names(&[]), default, "that of earlier versions");
+        assert_eq!(names(&["--consumer", "kafka"]), default);
+        let audit = names_of("spillway-000000ab-audit", "spillway-000000ab-audit");
+        assert_eq!(names(&["--consumer", "audit"]), audit);
+        let own = names_of("own-000000ab-audit", "spillway-000000ab-audit");
+        assert_eq!(names(&["--consumer", "audit", "--kafka-tx-id", "own"]), own);
     }
 }

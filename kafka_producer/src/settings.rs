@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
+use spillway_consumer::{ConsumerSettings, NamedConsumerArgs};
 use spillway_process::process_args::ProcessSettings;
 use spillway_process::{Checker, ProcessArgs};
-use spillway_queue::consumers::StartAt;
+use spillway_queue::consumers::{ConsumerKind, StartAt};
 
 use crate::operator_options;
 use crate::properties::{self, Properties};
@@ -28,6 +29,9 @@ pub struct ProducerArgs {
     #[command(flatten)]
     common: ProcessArgs,
 
+    #[command(flatten)]
+    consumer: NamedConsumerArgs,
+
     /// Bootstrap servers, comma separated, such as broker-1:9092,broker-2:9092 (also from
     /// KAFKA_BOOTSTRAP_SERVERS)
     #[arg(long, env = "KAFKA_URL", alias = "kafka-bootstrap-servers")]
@@ -46,7 +50,7 @@ pub struct ProducerArgs {
     #[arg(long, env = "KAFKA_FORMAT", default_value = "raw")]
     kafka_format: String,
 
-    /// Transactional id; the cell's id is appended
+    /// Transactional id; the cell's id is appended, and a CONSUMER that is not kafka
     #[arg(long, env = "KAFKA_TX_ID", default_value = "spillway")]
     kafka_tx_id: String,
 
@@ -82,6 +86,8 @@ pub struct ProducerArgs {
 pub struct ProducerSettings {
     /// Settings that every process has.
     pub common: ProcessSettings,
+    /// Name and filter of the consumer.
+    pub consumer: ConsumerSettings,
     /// Bootstrap servers.
     pub servers: String,
     /// Topic that webhooks are written to.
@@ -156,6 +162,7 @@ impl spillway_process::ServerArgs for ProducerArgs {
         let starts = [("oldest", StartAt::Oldest), ("now", StartAt::Now)];
         ProducerSettings {
             common: self.common.check(checker),
+            consumer: self.consumer.check(checker, ConsumerKind::KafkaProducer),
             servers: self.servers(checker),
             topic: self.topic(checker),
             key: checker.choice("KAFKA_KEY", &self.kafka_key, &keys),

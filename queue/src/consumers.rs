@@ -1,16 +1,97 @@
 //! Registered consumers of the queue. A consumer is a consumer group of the stream, used only as a
 //! named cursor. An entry is freed when the cursors of all registered consumers have reached it.
 
+use std::fmt;
+use std::ops::Deref;
+use std::str::FromStr;
+use std::sync::Arc;
+
 use rand::RngExt;
 use redis::Script;
+use serde::Serialize;
+use spillway_webhook::received::is_plain_name;
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 
-/// Name of the downstreamer's consumer.
+/// Name of a downstreamer's consumer, unless it has another one.
 pub const HTTP: &str = "http";
-/// Name of the Kafka producer's consumer.
+/// Name of a Kafka producer's consumer, unless it has another one.
 pub const KAFKA: &str = "kafka";
+
+/// Name of a consumer: 1 to 64 letters, digits, `-`, `_` or `.`. It becomes part of key names,
+/// metrics and log lines.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConsumerName(Arc<str>);
+
+/// Text that is no name of a consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be 1 to 64 letters, digits, '-', '_' or '.'")]
+pub struct NotAConsumerName;
+
+/// Program whose consumer it is. The two keep different data of their consumers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConsumerKind {
+    /// Delivers by HTTP, in order per resource.
+    Downstreamer,
+    /// Writes to a Kafka topic, in the order of the queue.
+    KafkaProducer,
+}
+
+impl Deref for ConsumerName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ConsumerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
+impl FromStr for ConsumerName {
+    type Err = NotAConsumerName;
+
+    fn from_str(text: &str) -> Result<Self, NotAConsumerName> {
+        if is_plain_name(text) { Ok(Self(text.into())) } else { Err(NotAConsumerName) }
+    }
+}
+
+impl ConsumerKind {
+    /// Name of a consumer of this kind, unless it has another one.
+    pub fn default_name(self) -> ConsumerName {
+        let name = match self {
+            Self::Downstreamer => HTTP,
+            Self::KafkaProducer => KAFKA,
+        };
+        ConsumerName(name.into())
+    }
+
+    /// Other kind.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Downstreamer => Self::KafkaProducer,
+            Self::KafkaProducer => Self::Downstreamer,
+        }
+    }
+
+    /// Name of the program.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Downstreamer => "downstreamer",
+            Self::KafkaProducer => "kafka_producer",
+        }
+    }
+
+    /// Kind with this label.
+    pub(crate) fn of_label(label: &str) -> Option<Self> {
+        [Self::Downstreamer, Self::KafkaProducer].into_iter().find(|kind| kind.label() == label)
+    }
+}
 
 /// Start position of a consumer that is registered for the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,4 +214,29 @@ pub async fn forget(
         .invoke_async(connection)
         .await?;
     Ok(gone == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain() {
+        for good in ["http", "kafka", "audit-2.eu_west"] {
+            assert_eq!(good.parse::<ConsumerName>().as_deref(), Ok(good));
+        }
+        for bad in ["", "a b", "a:b", "\u{e9}", &"x".repeat(65)] {
+            assert_eq!(bad.parse::<ConsumerName>(), Err(NotAConsumerName), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_kind_is_read_back_by_its_label() {
+        for kind in [ConsumerKind::Downstreamer, ConsumerKind::KafkaProducer] {
+            assert_eq!(ConsumerKind::of_label(kind.label()), Some(kind));
+            assert_eq!(kind.other().other(), kind);
+            assert_ne!(kind.default_name(), kind.other().default_name());
+        }
+        assert_eq!(ConsumerKind::of_label(""), None);
+    }
 }

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use rand::RngExt;
 use redis::{Script, cmd};
+use spillway_webhook::ConsumerFilter;
 
 use crate::connect::{Connection, Redis};
+use crate::consumers::ConsumerKind;
 use crate::error::QueueError;
 
 /// Time between two bumps of the leader's counter, and between two looks of a standby.
@@ -25,6 +27,9 @@ const _: () = assert!(
     UNCONFIRMED_MAX.as_millis() + 2 * BUMP_EVERY.as_millis() < TAKE_AFTER.as_millis(),
     "a leader stops before a standby takes over"
 );
+
+/// Verb with which the script takes the lease.
+const TAKE: &str = "take";
 
 /// State that a leader receives with each confirmed bump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +51,9 @@ pub struct Candidacy {
     token: String,
     /// Name of this machine or container.
     host: String,
+    /// Kind of the consumer and JSON of its filter, to publish; empty if there is none.
+    kind: &'static str,
+    filter: String,
     script: Script,
 }
 
@@ -70,7 +78,17 @@ impl Candidacy {
         let token = format!("{:016x}", rand::rng().random::<u64>());
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let script = Script::new(include_str!("lua/leader.lua"));
-        Self { redis, consumer: consumer.to_owned(), token, host, script }
+        let consumer = consumer.to_owned();
+        Self { redis, consumer, token, host, kind: "", filter: String::new(), script }
+    }
+
+    /// Publishes the kind of the consumer and its filter with the lease. A consumer of the other kind
+    /// is never taken.
+    #[must_use]
+    pub fn publishing(mut self, kind: ConsumerKind, filter: &ConsumerFilter) -> Self {
+        self.kind = kind.label();
+        self.filter = filter.to_json();
+        self
     }
 
     /// Token that settlements carry.
@@ -93,13 +111,14 @@ impl Candidacy {
     /// Takes the lease if the leader's key still holds `seen`.
     ///
     /// # Errors
-    /// [`QueueError::Fenced`] when it holds another value.
+    /// [`QueueError::Fenced`] when it holds another value. [`QueueError::Refused`] when the consumer is
+    /// one of the other kind.
     pub async fn take(
         &self,
         connection: &mut Connection,
         seen: &str,
     ) -> Result<Confirmed, QueueError> {
-        self.call(connection, "take", seen, "starting").await
+        self.call(connection, TAKE, seen, "starting").await
     }
 
     /// Confirms the lease. `state` tells an operator how the instance is.
@@ -145,6 +164,9 @@ impl Candidacy {
                 .arg(&self.host)
                 .arg(std::process::id())
                 .arg(state)
+                .arg(self.kind)
+                // A filter does not change while a process runs. It may be long.
+                .arg(if verb == TAKE { self.filter.as_str() } else { "" })
                 .invoke_async(connection)
                 .await?;
         if granted != 1 {

@@ -75,10 +75,10 @@ pub fn large_shops(
     status: &CellStatus,
     consumer: &ConsumerStatus,
 ) -> Result<Vec<LargeShop>, QueueError> {
-    if consumer.shares.is_empty() {
+    if consumer.notes.shares.is_empty() {
         return Ok(Vec::new());
     }
-    let Published { at_ms, shares } = Published::parse(&consumer.shares)?;
+    let Published { at_ms, shares } = Published::parse(&consumer.notes.shares)?;
     // A clock that was set back would make old shares look new.
     if u128::from(status.now_ms.abs_diff(at_ms)) > FRESH_FOR.as_millis() {
         return Ok(Vec::new());

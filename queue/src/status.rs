@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use redis::{Script, Value};
 use serde::Serialize;
-use spillway_webhook::StreamId;
+use spillway_webhook::{ConsumerFilter, StreamId};
 
 use crate::connect::{Connection, Redis};
+use crate::consumers::{ConsumerKind, KAFKA};
 use crate::controls::{self, Pause};
 use crate::error::QueueError;
 
@@ -70,6 +71,19 @@ pub struct ConsumerStatus {
     pub pauses: Vec<Pause>,
     /// Total number of webhooks dropped by an operator's order.
     pub dropped: u64,
+    /// Notes that its leaders have published.
+    #[serde(flatten)]
+    pub notes: LeaderNotes,
+}
+
+/// Notes that the leaders of a consumer publish. They stay while none runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LeaderNotes {
+    /// Kind of the consumer; `None` if it never ran, or if its version does not write that.
+    pub kind: Option<ConsumerKind>,
+    /// Webhooks that it delivers. `None` counts as all: it never ran, its version does not write that,
+    /// or it can't be read.
+    pub filter: Option<ConsumerFilter>,
     /// Shares of its shops as they are stored, for [`large_shops`](crate::shares::large_shops);
     /// empty if no shop takes much.
     #[serde(skip)]
@@ -134,8 +148,15 @@ type ConsumerRow = (
     String,
     (HashMap<String, String>, String, InstanceRow),
 );
-/// Token, host, process id and state of a leader.
-type InstanceRow = (Option<String>, Option<String>, Option<String>, Option<String>);
+/// Token, host, process id and state of a leader; kind and filter of the consumer.
+type InstanceRow = (
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+);
 
 /// Reads the status.
 ///
@@ -177,6 +198,8 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<CellStat
 fn consumer(row: ConsumerRow, appended: u64, now_ms: u64) -> ConsumerStatus {
     let (name, cursor, oldest, through, open, leader, seen, parked, aside, dead, bytes, last) = row;
     let (controls, shares, instance) = last;
+    let kind = instance.4.as_deref().and_then(ConsumerKind::of_label);
+    let filter = instance.5.as_deref().and_then(ConsumerFilter::from_json);
     let settled = number(&through) + number(&open);
     let main = oldest.parse::<StreamId>().ok().map(|id| id.ms);
     let set_aside = Some(number(&aside)).filter(|ms| *ms > 0);
@@ -195,13 +218,13 @@ fn consumer(row: ConsumerRow, appended: u64, now_ms: u64) -> ConsumerStatus {
         cursor,
         pauses: controls::pauses(&controls),
         dropped: controls.get("dropped").map_or(0, |dropped| number(dropped)),
-        shares,
+        notes: LeaderNotes { kind, filter, shares },
     }
 }
 
 impl LeaderStatus {
     /// An instance with another token is left from an earlier leader.
-    fn new(token: &str, (writer, host, pid, state): InstanceRow) -> Self {
+    fn new(token: &str, (writer, host, pid, state, ..): InstanceRow) -> Self {
         let pid = pid.and_then(|pid| pid.parse().ok());
         let known = host.zip(pid).zip(state);
         let instance = known.map(|((host, pid), state)| LeaderInstance { host, pid, state });
@@ -224,6 +247,15 @@ impl ConsumerStatus {
     pub fn has_live_leader(&self) -> bool {
         let is_silent = self.last_seen.ago_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
         self.leader.is_some() && !is_silent
+    }
+
+    /// True for the consumer of a Kafka producer, which has neither lanes nor a history. One that never
+    /// ran is known by its name.
+    pub fn is_kafka(&self) -> bool {
+        match self.notes.kind {
+            Some(kind) => kind == ConsumerKind::KafkaProducer,
+            None => self.name == KAFKA,
+        }
     }
 }
 

@@ -16,7 +16,8 @@ use serde::Deserialize;
 use spillway_process::Checker;
 use spillway_process::reload::FromFiles;
 use spillway_process::settings::read_secrets;
-use spillway_webhook::received::APP_HEADER;
+use spillway_webhook::received::{APP_HEADER, is_plain_name};
+use spillway_webhook::target::{is_path_match, is_path_pattern};
 use spillway_webhook::{Secrets, Verified, Webhook};
 use zeroize::Zeroizing;
 
@@ -27,8 +28,6 @@ use crate::secrets::verify;
 
 /// Most apps of a file. Each is a value of a label.
 const APPS_MAX: usize = 200;
-/// Longest name of an app.
-const NAME_BYTES_MAX: usize = 64;
 
 /// An app, and what a webhook for it must fulfil.
 pub struct App {
@@ -40,7 +39,7 @@ pub struct App {
     pub rules: InspectionRules,
     /// A counter for each secret.
     matches: Vec<IntCounter>,
-    paths: Vec<PathPattern>,
+    paths: Vec<String>,
     hosts: Vec<String>,
     /// File of its secrets, if they are in one.
     secret_file: Option<PathBuf>,
@@ -63,13 +62,6 @@ pub struct AppSettings {
     pub file: PathBuf,
     /// Rules of an app that names none.
     pub rules: InspectionRules,
-}
-
-/// A path, or all paths with a prefix.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct PathPattern {
-    path: String,
-    is_prefix: bool,
 }
 
 /// The file as written.
@@ -194,23 +186,12 @@ impl App {
             // As good as `/*`.
             return Some((false, 1, names_host));
         }
-        let fits = self.paths.iter().filter(|one| one.matches(path));
-        fits.map(|one| (!one.is_prefix, one.path.len(), names_host)).max()
-    }
-}
-
-impl PathPattern {
-    fn parse(text: &str) -> Option<Self> {
-        let (path, is_prefix) = match text.strip_suffix('*') {
-            Some(path) => (path, true),
-            None => (text, false),
+        let fits = self.paths.iter().filter(|one| is_path_match(one, path.as_bytes()));
+        let rank = |one: &String| match one.strip_suffix('*') {
+            Some(prefix) => (false, prefix.len(), names_host),
+            None => (true, one.len(), names_host),
         };
-        let is_path = path.starts_with('/') && !path.contains(['*', '?', '#', ' ']);
-        is_path.then(|| Self { path: path.to_owned(), is_prefix })
-    }
-
-    fn matches(&self, path: &str) -> bool {
-        if self.is_prefix { path.starts_with(&self.path) } else { path == self.path }
+        fits.map(rank).max()
     }
 }
 
@@ -300,10 +281,7 @@ impl App {
     fn routes(&self) -> Vec<(String, String)> {
         let any = [String::new()];
         let hosts = if self.hosts.is_empty() { &any[..] } else { &self.hosts };
-        let paths = self.paths.iter();
-        let mut paths: Vec<_> = paths
-            .map(|one| format!("{}{}", one.path, if one.is_prefix { "*" } else { "" }))
-            .collect();
+        let mut paths = self.paths.clone();
         if paths.is_empty() {
             paths.push("/*".to_owned());
         }
@@ -314,10 +292,7 @@ impl App {
 
 impl WrittenApp {
     fn checked(self, mut rules: InspectionRules, mistakes: &mut FileMistakes) -> App {
-        let is_letter =
-            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        let length = self.name.len();
-        if !(1..=NAME_BYTES_MAX).contains(&length) || !self.name.bytes().all(is_letter) {
+        if !is_plain_name(&self.name) {
             mistakes.note("must have a name of 1 to 64 letters, digits, -, _ or .");
         }
         if self.paths.is_empty() && self.hosts.is_empty() {
@@ -325,9 +300,10 @@ impl WrittenApp {
         }
         let mut paths = Vec::new();
         for path in &self.paths {
-            match PathPattern::parse(path) {
-                Some(pattern) => paths.push(pattern),
-                None => mistakes.note(&format!("has {path:?}, no path such as /hooks or /hooks/*")),
+            if is_path_pattern(path) {
+                paths.push(path.clone());
+            } else {
+                mistakes.note(&format!("has {path:?}, no path such as /hooks or /hooks/*"));
             }
         }
         for host in self.hosts.iter().filter(|host| host.contains([':', '/', '*', ' '])) {

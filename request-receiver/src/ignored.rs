@@ -9,7 +9,9 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use spillway_process::reload::FromFiles;
-use spillway_webhook::shopify::{Headers, is_barrier, is_compliance, is_topic_match};
+use spillway_webhook::shopify::{
+    Headers, is_barrier, is_compliance, is_shop_domain, is_topic_match,
+};
 
 /// Domains of shops.
 type ShopDomains = HashSet<Box<str>>;
@@ -107,23 +109,13 @@ pub fn read_shops(file: &Path) -> Result<HashSet<Box<str>>, String> {
     let text = text.map_err(|error| format!("cannot read {}: {error}", file.display()))?;
     let lines = text.lines().map(str::trim).enumerate();
     let entries = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-    let (good, bad): (Vec<_>, Vec<_>) = entries.partition(|(_, line)| is_domain(line));
+    let (good, bad): (Vec<_>, Vec<_>) = entries.partition(|(_, line)| is_shop_domain(line));
     if bad.is_empty() {
         return Ok(good.into_iter().map(|(_, line)| line.to_ascii_lowercase().into()).collect());
     }
     let bad: Vec<_> = bad.iter().map(|(at, line)| format!("{} ({line:?})", at + 1)).collect();
     let file = file.display();
     Err(format!("{file}: no domain, such as example.myshopify.com, in line {}", bad.join(", ")))
-}
-
-/// True for the domain of a shop.
-pub fn is_domain(text: &str) -> bool {
-    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    let is_label = |label: &str| {
-        let is_whole = !label.is_empty() && !label.starts_with('-') && !label.ends_with('-');
-        is_whole && label.bytes().all(is_letter)
-    };
-    text.len() <= 253 && text.contains('.') && text.split('.').all(is_label)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use spillway_process::process_args::ProcessSettings;
 use spillway_process::{Checker, ProcessArgs};
 use spillway_queue::health::DurabilityPolicy;
 use spillway_webhook::freshness::FreshnessWindow;
-use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
+use spillway_webhook::shopify::{is_barrier, is_compliance, is_topic_pattern, topic_list};
 
 use crate::apps::AppSettings;
 use crate::ignored::{IgnoreSettings, read_shops};
@@ -388,7 +388,7 @@ impl ReceiverArgs {
             let name = topic.as_bytes();
             if is_compliance(name) || is_barrier(name) {
                 checker.mistake(KEY, format_args!("{topic} must not be ignored: remove it"));
-            } else if !is_pattern(topic) {
+            } else if !is_topic_pattern(topic) {
                 let problem = "is not a topic, such as carts/update, Page/update or carts/*";
                 checker.mistake(KEY, format_args!("{topic} {problem}"));
             }
@@ -411,12 +411,6 @@ fn absent_parent(directory: &Path) -> Option<&Path> {
     let parent = directory.parent().filter(|parent| *parent != Path::new(STATE_DIRECTORY))?;
     let is_absent = matches!(parent.try_exists(), Ok(false)) && !directory.is_dir();
     is_absent.then_some(parent)
-}
-
-/// True for a topic, or all topics of a kind.
-fn is_pattern(topic: &str) -> bool {
-    let parts = topic.split_once('/').filter(|(kind, _)| !kind.is_empty() && !kind.contains('*'));
-    parts.is_some_and(|(_, rest)| rest == "*" || !(rest.is_empty() || rest.contains('*')))
 }
 
 fn bytes(size: u64) -> usize {

@@ -211,7 +211,7 @@ impl Judge {
 mod tests {
     use std::time::Duration;
 
-    use spillway_queue::status::{ConsumerStatus, QueueStatus};
+    use spillway_queue::status::{ConsumerStatus, LeaderNotes, QueueStatus};
 
     use super::*;
 
@@ -242,8 +242,8 @@ mod tests {
             limit_bytes: 1000 * MIB,
             ..QueueStatus::default()
         };
-        let consumer =
-            ConsumerStatus { shares: format!("{NOW_MS} {json}"), ..ConsumerStatus::default() };
+        let notes = LeaderNotes { shares: format!("{NOW_MS} {json}"), ..LeaderNotes::default() };
+        let consumer = ConsumerStatus { notes, ..ConsumerStatus::default() };
         CellStatus { queue, consumers: vec![consumer], now_ms: NOW_MS }
     }
 
@@ -374,7 +374,8 @@ mod tests {
         assert!(!is_over(&judge));
         // Few webhooks do not count as much memory.
         let mut few = status(900, 400);
-        few.consumers[0].shares = few.consumers[0].shares.replace(":1000,", ":400,");
+        let shares = &mut few.consumers[0].notes.shares;
+        *shares = shares.replace(":1000,", ":400,");
         few.queue.webhooks = 400;
         judge.look(&few);
         assert!(!is_over(&judge));
@@ -402,7 +403,7 @@ mod tests {
         judge.look(&full);
         assert!(is_over(&judge) && !judge.is_unreadable);
         let mut bad = full.clone();
-        bad.consumers[0].shares = format!("{NOW_MS} {{");
+        bad.consumers[0].notes.shares = format!("{NOW_MS} {{");
         let error = large_shops(&bad, &bad.consumers[0]).expect_err("it is no JSON");
         judge.look(&bad);
         assert!(!is_over(&judge) && judge.is_unreadable);

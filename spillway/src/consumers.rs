@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
-use spillway_queue::consumers::{StartAt, forget, register};
+use spillway_queue::consumers::{ConsumerName, StartAt, forget, register};
 use spillway_queue::status::read;
 
 use crate::consent::{Confirmation, dry_run};
@@ -32,9 +32,9 @@ enum Action {
     List,
     /// Register a consumer before its first start; from then on, entries are kept for it
     Add {
-        /// Name of the consumer: http for the downstreamer, kafka for the Kafka producer
-        #[arg(value_parser = name)]
-        name: String,
+        /// Name of the consumer, as its process has it in CONSUMER: http for a downstreamer and kafka for
+        /// a Kafka producer by default
+        name: ConsumerName,
         /// Position at which it begins
         #[arg(long, value_enum, env = "START_AT", default_value = "oldest")]
         start_at: CursorStart,
@@ -43,8 +43,7 @@ enum Action {
     /// still needed
     Forget {
         /// Name of the consumer
-        #[arg(value_parser = name)]
-        name: String,
+        name: ConsumerName,
         #[command(flatten)]
         confirmation: Confirmation,
     },
@@ -144,27 +143,4 @@ async fn forget_one(
         return Ok(line(object)?);
     }
     Ok(line(format_args!("forgot {name}, with {loses}"))?)
-}
-
-/// Parses the name of a consumer, which becomes part of key names, metrics and log lines.
-fn name(text: &str) -> Result<String, String> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if (1..=64).contains(&text.len()) && text.chars().all(is_plain) {
-        Ok(text.to_owned())
-    } else {
-        Err("must be 1 to 64 letters, digits, '-', '_' or '.'".to_owned())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn names_are_plain() {
-        for good in ["http", "kafka", "audit-2.eu_west"] {
-            assert!(super::name(good).is_ok(), "{good}");
-        }
-        for bad in ["", "a b", "a:b", "é", &"x".repeat(65)] {
-            assert!(super::name(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -99,7 +99,9 @@ async fn expect_known(place: &CellArgs, consumer: &str) -> Result<(), Failure> {
 
 /// Runs `spillway dead`.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
+    let Arguments { place, action } = arguments;
+    let consumer = place.resolve().await?;
+    let cell = place.cell;
     expect_known(&cell, &consumer).await?;
     match action {
         Action::List { filter, output, limit } => {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
-use spillway_queue::consumers::{HTTP, KAFKA};
+use spillway_queue::consumers::HTTP;
 use spillway_queue::controls::{Filter, Pause};
 use spillway_queue::dead::DeadLetter;
 use spillway_queue::lane::LaneRow;
@@ -57,6 +57,7 @@ struct ConsumerFacts {
     consumer: String,
     /// False before the first consumer of the cell is registered.
     is_registered: bool,
+    keeps_history: bool,
     facts: Vec<Fact>,
     /// Sentence that says what the consumer cannot know.
     gap: String,
@@ -118,15 +119,19 @@ async fn look(
     facts.extend(what_waits(&mut waiting, consumer, wanted).await?);
     facts.sort_by_key(|fact| fact.at_ms);
     let mut gap = history.gap(wanted);
-    if name == KAFKA {
+    if consumer.is_kafka() {
         gap = of_kafka(&waiting, wanted);
+    }
+    if let Some(filter) = consumer.notes.filter.as_ref().filter(|filter| !filter.is_empty()) {
+        gap.push_str(&format!("; or its filter excludes it, which leaves no record: {filter}"));
     }
     let is_registered = waiting.is_registered;
     if !is_registered {
         gap = "not received: no consumer was started yet, so all that was accepted still waits"
             .to_owned();
     }
-    Ok(ConsumerFacts { consumer: name.clone(), is_registered, facts, gap })
+    let keeps_history = !consumer.is_kafka();
+    Ok(ConsumerFacts { consumer: name.clone(), is_registered, keeps_history, facts, gap })
 }
 
 /// Explains the gap of the Kafka producer, which keeps no history of what it settled.
@@ -255,14 +260,14 @@ fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
 
 fn text(wanted: &str, all: &[ConsumerFacts]) -> String {
     let mut text = printable(wanted.as_bytes());
-    for ConsumerFacts { consumer, is_registered, facts, gap } in all {
+    for ConsumerFacts { consumer, is_registered, keeps_history, facts, gap } in all {
         let state = if *is_registered { "" } else { " (not started yet)" };
         text.push_str(&format!("\n\n{consumer}{state}:"));
         for Fact { spillway_id, at_ms, text: fact, .. } in facts {
             let fact = printable(fact.as_bytes());
             text.push_str(&format!("\n  {}  {spillway_id}\n    {fact}", rfc3339(*at_ms)));
         }
-        if facts.is_empty() || consumer == KAFKA {
+        if facts.is_empty() || !keeps_history {
             text.push_str(&format!(
                 "\n  {}{gap}",
                 if facts.is_empty() { "not known: " } else { "" }

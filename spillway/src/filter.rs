@@ -4,6 +4,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use spillway_queue::controls::Filter;
 use spillway_webhook::WebhookId;
+use spillway_webhook::shopify::is_topic_pattern;
 
 use crate::failure::Failure;
 
@@ -73,13 +74,7 @@ fn shop(text: &str) -> Result<String, &'static str> {
 }
 
 fn topic(text: &str) -> Result<String, &'static str> {
-    let is_whole = |part: &str| !part.is_empty() && !part.contains('*');
-    let is_topic = match text.split_once('/') {
-        Some((kind, event)) => is_whole(kind) && (event == "*" || is_whole(event)),
-        // Such as customer.tags_added, or an Event without an action.
-        None => is_whole(text) && (text.contains('.') || text.starts_with(char::is_uppercase)),
-    };
-    is_topic
+    is_topic_pattern(text)
         .then(|| text.to_owned())
         .ok_or("a topic has a slash, such as orders/create or orders/*")
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use spillway_queue::consumers::KAFKA;
 use spillway_queue::controls::{self, Filter, Pause};
-use spillway_queue::status;
+use spillway_queue::status::{self, ConsumerStatus};
 
 use crate::failure::Failure;
 use crate::filter::{FILTERS, FilterArguments};
@@ -43,20 +43,22 @@ pub(crate) struct ResumeArguments {
 
 /// Pauses the webhooks that match the filter; with `--all` alone, the whole consumer.
 pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure> {
-    let PauseArguments { place: ConsumerArgs { cell, consumer }, filter, all } = arguments;
+    let PauseArguments { place, filter, all } = arguments;
+    let consumer = place.resolve().await?;
     let filter = filter.filter();
-    if consumer == KAFKA && !filter.is_empty() {
-        let text = "the kafka consumer keeps the order of its topic: pause it as a whole (--all)";
-        return Err(Failure::Usage(text.to_owned()));
-    }
     if filter.is_empty() && !all {
         return Err(Failure::Usage(format!(
             "give a filter ({FILTERS}), or --all to pause everything for {consumer}"
         )));
     }
-    let (redis, mut connection) = cell.connect().await?;
+    let (redis, mut connection) = place.cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
     let known = status.consumers.iter().find(|known| known.name == consumer);
+    if known.map_or(consumer == KAFKA, ConsumerStatus::is_kafka) && !filter.is_empty() {
+        return Err(Failure::Usage(format!(
+            "the consumer {consumer} keeps the order of its topic: pause it as a whole (--all)"
+        )));
+    }
     let known = known.ok_or_else(|| unknown(&consumer, &status))?;
     let now = now_ms();
     let (is_new, _) = controls::pause(&redis, &mut connection, &consumer, &filter, now).await?;
@@ -77,9 +79,10 @@ pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure
 
 /// Ends the pause with exactly this filter; without a filter, that of the whole consumer.
 pub(crate) async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
-    let ResumeArguments { place: ConsumerArgs { cell, consumer }, filter, all } = arguments;
+    let ResumeArguments { place, filter, all } = arguments;
+    let consumer = place.resolve().await?;
     let filter = filter.filter();
-    let (redis, mut connection) = cell.connect().await?;
+    let (redis, mut connection) = place.cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
     let known = status.consumers.iter().find(|known| known.name == consumer);
     let pauses = &known.ok_or_else(|| unknown(&consumer, &status))?.pauses;

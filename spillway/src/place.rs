@@ -6,7 +6,7 @@ use clap::Args;
 use spillway_process::Checker;
 use spillway_process::redis_args::RedisArgs;
 use spillway_queue::consumers::HTTP;
-use spillway_queue::status::CellStatus;
+use spillway_queue::status::{self, CellStatus};
 use spillway_queue::{Connection, QueueError, Redis};
 
 use crate::failure::Failure;
@@ -29,9 +29,35 @@ pub(crate) struct ConsumerArgs {
     #[command(flatten)]
     pub cell: CellArgs,
 
-    /// Name of the consumer; each has its own view of the queue and its own dead letters
-    #[arg(short, long, global = true, default_value = HTTP)]
-    pub consumer: String,
+    /// Name of the consumer; each has its own view of the queue and its own dead letters; default: the
+    /// only one, or http
+    #[arg(short, long, global = true)]
+    consumer: Option<String>,
+}
+
+impl ConsumerArgs {
+    /// Name of the consumer that is meant: the one that was given, the only one, or `http`.
+    pub(crate) async fn resolve(&self) -> Result<String, Failure> {
+        if let Some(consumer) = &self.consumer {
+            return Ok(consumer.clone());
+        }
+        let (redis, mut connection) = self.cell.connect().await?;
+        meant(&status::read(&redis, &mut connection).await?)
+    }
+}
+
+/// Consumer that is meant if none is named.
+fn meant(status: &CellStatus) -> Result<String, Failure> {
+    let names: Vec<&str> = status.consumers.iter().map(|known| known.name.as_str()).collect();
+    match &names[..] {
+        [only] => Ok((*only).to_owned()),
+        [] => Ok(HTTP.to_owned()),
+        several if several.contains(&HTTP) => Ok(HTTP.to_owned()),
+        several => Err(Failure::Usage(format!(
+            "there are several consumers: name one of them with --consumer: {}",
+            several.join(", ")
+        ))),
+    }
 }
 
 /// True if no consumer was ever started, and `consumer` is the downstreamer's. Everything in the
@@ -80,5 +106,31 @@ impl CellArgs {
             (QueueError::Unreachable(_), Some(message)) => Failure::Denied(message),
             (error, _) => error.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_queue::status::ConsumerStatus;
+
+    use super::*;
+
+    #[test]
+    fn without_a_name_the_only_consumer_is_meant_or_http() {
+        let meant = |names: &[&str]| {
+            let of = |name: &&str| ConsumerStatus {
+                name: (*name).to_owned(),
+                ..ConsumerStatus::default()
+            };
+            meant(&CellStatus {
+                consumers: names.iter().map(of).collect(),
+                ..CellStatus::default()
+            })
+        };
+        assert_eq!(meant(&[]).expect("http"), "http");
+        assert_eq!(meant(&["kafka"]).expect("the only one"), "kafka");
+        assert_eq!(meant(&["billing", "http", "kafka"]).expect("http"), "http");
+        let told = meant(&["billing", "kafka"]).expect_err("either").to_string();
+        assert!(told.ends_with("--consumer: billing, kafka"), "{told}");
     }
 }

@@ -48,7 +48,9 @@ enum Action {
 
 /// Runs `spillway queue`.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
+    let Arguments { place, action } = arguments;
+    let consumer = place.resolve().await?;
+    let cell = place.cell;
     match action {
         Action::List { filter, output, limit } => {
             list::run(&cell, &consumer, filter.filter(), output, limit).await?;

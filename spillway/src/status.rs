@@ -69,7 +69,7 @@ async fn look(place: &CellArgs) -> Result<CellStatus, Failure> {
 }
 
 /// Columns of a consumer: all of them if the output is wide, else the first ones.
-const HEADER: [&str; 12] = [
+const HEADER: [&str; 13] = [
     "CONSUMER",
     "WAITING",
     "OLDEST",
@@ -82,6 +82,7 @@ const HEADER: [&str; 12] = [
     "SETTLED",
     "DROPPED",
     "TOKEN",
+    "DELIVERS",
 ];
 const COLUMNS: usize = 8;
 
@@ -144,6 +145,7 @@ fn consumer_row(consumer: &ConsumerStatus) -> [String; HEADER.len()] {
         consumer.settled.to_string(),
         consumer.dropped.to_string(),
         consumer.leader.as_ref().map_or_else(|| "-".to_owned(), |leader| leader.token.clone()),
+        consumer.notes.filter.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
     ]
 }
 
@@ -195,7 +197,7 @@ mod tests {
 
     use super::*;
     use spillway_queue::controls::Filter;
-    use spillway_queue::status::{DeadTotals, LastSeen, LeaderInstance, LeaderStatus};
+    use spillway_queue::status::{DeadTotals, LastSeen, LeaderInstance, LeaderNotes, LeaderStatus};
 
     #[derive(clap::Parser)]
     struct Flags {
@@ -269,7 +271,7 @@ mod tests {
             ..QueueStatus::default()
         };
         let consumer = ConsumerStatus {
-            shares: shares.to_owned(),
+            notes: LeaderNotes { shares: shares.to_owned(), ..LeaderNotes::default() },
             parked: 0,
             dead: DeadTotals::default(),
             ..consumer()

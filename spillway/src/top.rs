@@ -71,16 +71,16 @@ enum By {
 /// Counts and prints.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let began = Instant::now();
-    let mut waiting =
-        Waiting::for_consumer(&arguments.place.cell, &arguments.place.consumer).await?;
+    let consumer = arguments.place.resolve().await?;
+    let mut waiting = Waiting::for_consumer(&arguments.place.cell, &consumer).await?;
     let tally = read(&mut waiting, &arguments, began).await?;
     let redis = waiting.redis.clone();
     let status = status::read(&redis, waiting.connection()).await?;
-    let own = status.consumers.into_iter().find(|known| known.name == arguments.place.consumer);
+    let own = status.consumers.into_iter().find(|known| known.name == consumer);
     let pauses = own.map(|own| own.pauses).unwrap_or_default();
     let rows = tally.rows(arguments.limit as usize);
     if arguments.output.is_json() {
-        line(object(&arguments, &waiting, &tally, &rows, &pauses))?;
+        line(object(&waiting, &tally, &rows, &pauses))?;
     } else {
         line(text(&arguments, &waiting, &tally, &rows, &pauses))?;
     }
@@ -162,7 +162,6 @@ async fn sample(
 }
 
 fn object(
-    arguments: &Arguments,
     waiting: &Waiting,
     tally: &TopTally,
     rows: &[Row],
@@ -178,7 +177,7 @@ fn object(
         })
     };
     json!({
-        "consumer": arguments.place.consumer,
+        "consumer": waiting.consumer,
         "registered": waiting.is_registered,
         "waiting": waiting.count,
         "exact": tally.is_exact(),
@@ -195,8 +194,7 @@ fn text(
     rows: &[Row],
     pauses: &[Pause],
 ) -> String {
-    let mut text =
-        format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.place.consumer);
+    let mut text = format!("{} for {}", count(waiting.count, "waiting webhook"), waiting.consumer);
     if !waiting.is_registered {
         text.push_str(", which was not started yet");
     }

@@ -36,6 +36,8 @@ pub(crate) struct Waiting {
     connection: Connection,
     /// Redis of the cell.
     pub redis: Redis,
+    /// Name of the consumer.
+    pub consumer: String,
     facts: Arc<WaitFacts>,
     /// Id of the newest pack.
     pub last: StreamId,
@@ -142,7 +144,8 @@ impl Waiting {
         let count = known.map_or(status.queue.webhooks, |known| known.waiting);
         let is_registered = known.is_some();
         let facts = Arc::new(WaitFacts { cell, progress, dropping });
-        Ok(Self { reader, connection, redis, facts, last, packs, count, is_registered })
+        let consumer = consumer.to_owned();
+        Ok(Self { reader, connection, redis, consumer, facts, last, packs, count, is_registered })
     }
 
     /// The connection to Redis.

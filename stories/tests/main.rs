@@ -51,6 +51,7 @@ mod redis_access;
 mod restart;
 mod restore;
 mod retry_time;
+mod routes;
 mod sentinel;
 mod settings;
 mod shop_secrets;

@@ -142,6 +142,23 @@ fn what_runs_is_replaced() {
 }
 
 #[test]
+fn named_consumers_that_run_are_replaced() {
+    for (package, named) in [
+        ("spillway", "spillway-downstreamer@billing.service"),
+        ("spillway", "spillway-kafka@audit.service"),
+        ("spillway-kafka", "spillway-kafka@audit.service"),
+    ] {
+        let machine = Machine::new();
+        let lists = format!(
+            "case $1 in show) echo active ;; list-units) echo '{named} loaded active running x' ;; esac"
+        );
+        machine.replace(("systemctl", &lists));
+        machine.configure(package);
+        assert!(machine.was_called(&format!("systemctl try-restart {named}")), "{named}");
+    }
+}
+
+#[test]
 fn what_is_masked_is_left_alone_without_a_word() {
     for (package, service) in SERVICES {
         let machine = Machine::new();
@@ -154,12 +171,14 @@ fn what_is_masked_is_left_alone_without_a_word() {
 }
 
 /// Files in `/etc/spillway` that `postinst` makes, or that a page tells its reader to make.
-const MADE_THERE: [&str; 8] = [
+const MADE_THERE: [&str; 10] = [
     "client-secret",
     "client-secret-old",
     "receiver.env",
     "downstreamer.env",
     "kafka.env",
+    "downstreamer/billing.env",
+    "kafka/audit.env",
     "apps.toml",
     "shop-secrets",
     "secrets-token",

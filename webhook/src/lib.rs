@@ -6,11 +6,12 @@
 //! and body belong together, and how old is it?) →
 //! [`pack`] (many webhooks as one stream entry) → [`identity`], [`resource`] and [`fingerprint`]
 //! (its id, its resource, and is it a duplicate?) → [`chunk`] (webhooks of one lane that wait, each
-//! with its [`position`]).
+//! with its [`position`]). [`filter`] says which consumers deliver it.
 
 pub mod changes;
 pub mod chunk;
 pub mod family;
+pub mod filter;
 pub mod fingerprint;
 pub mod freshness;
 pub mod identity;
@@ -28,6 +29,7 @@ pub mod target;
 pub use changes::{Changes, RetryChanges, StoredRetry};
 pub use chunk::Chunk;
 pub use family::Stub;
+pub use filter::{ConsumerFilter, RoutingFacts};
 pub use identity::{StreamId, WebhookId};
 pub use position::Position;
 pub use received::Webhook;

@@ -32,6 +32,15 @@ pub const APP_HEADER: HeaderName = HeaderName::from_static(APP_HEADER_NAME);
 /// Name of [`APP_HEADER`].
 pub const APP_HEADER_NAME: &str = "spillway-app";
 
+/// Longest name of an app or of a consumer.
+const NAME_BYTES_MAX: usize = 64;
+
+/// True for the name of an app or of a consumer: 1 to 64 letters, digits, `-`, `_` or `.`.
+pub fn is_plain_name(text: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_letter)
+}
+
 /// True if `name` describes the connection or the framing rather than the webhook.
 pub fn is_connection_bound(name: &HeaderName) -> bool {
     matches!(

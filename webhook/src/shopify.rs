@@ -183,6 +183,26 @@ pub fn is_topic_match(pattern: &str, topic: &[u8]) -> bool {
     }
 }
 
+/// True for a topic, or for the pattern of a kind such as `orders/*`. An Event without an action, and
+/// topics such as `customer.tags_added`, have no slash.
+pub fn is_topic_pattern(text: &str) -> bool {
+    let is_whole = |part: &str| !part.is_empty() && !part.contains('*');
+    match text.split_once('/') {
+        Some((kind, event)) => is_whole(kind) && (event == "*" || is_whole(event)),
+        None => is_whole(text) && (text.contains('.') || text.starts_with(char::is_uppercase)),
+    }
+}
+
+/// True for the domain of a shop.
+pub fn is_shop_domain(text: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_label = |label: &str| {
+        let is_whole = !label.is_empty() && !label.starts_with('-') && !label.ends_with('-');
+        is_whole && label.bytes().all(is_letter)
+    };
+    text.len() <= 253 && text.contains('.') && text.split('.').all(is_label)
+}
+
 /// Splits a comma-separated list of topics, or of kinds such as `orders/*`.
 pub fn topic_list(text: &str) -> Vec<String> {
     let topics = text.split(',').map(str::trim).filter(|topic| !topic.is_empty());
@@ -285,6 +305,26 @@ mod tests {
         assert!(is_topic_match("orders/paid", b"orders/paid"));
         assert!(!is_topic_match("orders/paid", b"orders/paid2"));
         assert!(is_topic_match("*", b"anything"));
+    }
+
+    #[test]
+    fn a_star_stands_for_the_whole_event_and_nothing_else() {
+        for good in ["orders/create", "orders/*", "Order/update", "Order", "customer.tags_added"] {
+            assert!(is_topic_pattern(good), "{good}");
+        }
+        for bad in ["", "*", "orders", "orders/", "/create", "*/create", "orders/cre*", "or*/*"] {
+            assert!(!is_topic_pattern(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_domain_has_labels() {
+        for good in ["a.myshopify.com", "A-1.example"] {
+            assert!(is_shop_domain(good), "{good}");
+        }
+        for bad in ["", "a", "a.", ".a", "-a.b", "a_b.c", "a.b/c", "*.myshopify.com"] {
+            assert!(!is_shop_domain(bad), "{bad}");
+        }
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(crate) struct WebhookPlace {
 pub(crate) struct Ledger<C: Content> {
     pub finished: Vec<Finished<C>>,
     pub dropped: VecDeque<WebhookPlace>,
+    /// Webhooks in lanes that the filter excludes.
+    pub excluded: VecDeque<WebhookPlace>,
     /// Leads to record before they are sent.
     pub new_leads: Vec<(ResourceKey, u64, Position)>,
     /// Lanes whose row may have changed.
@@ -97,6 +99,7 @@ impl<C: Content> Ledger<C> {
         Self {
             finished: Vec::new(),
             dropped: VecDeque::new(),
+            excluded: VecDeque::new(),
             new_leads: Vec::new(),
             changed: Vec::new(),
             retries: BTreeMap::new(),

@@ -1,5 +1,5 @@
-//! The first step: a webhook that was read is indexed, dropped as an operator ordered, or left in
-//! the part of its lane that is not indexed.
+//! The first step: a webhook that was read is indexed, settled because the consumer's filter excludes
+//! it, dropped as an operator ordered, or left in the part of its lane that is not indexed.
 
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
@@ -27,15 +27,28 @@ pub(crate) fn pack_arrived<C: Content>(core: &mut Core<C>, pack: PackRead<C>) {
     for (index, classified) in (0..).zip(classified) {
         let is_settled = core.queue.main.get(entry).is_some_and(|pack| pack.is_settled(index));
         let position = Position::new(entry, index);
-        if !is_settled {
+        if is_settled {
+            core.queue.retries.forget_settled(position);
+        } else if classified.is_excluded {
+            excluded_arrived(core, position, classified.resource);
+        } else {
             core.queue.main.holds(classified.lane);
             webhook_arrived(core, position, classified, None);
-        } else {
-            core.queue.retries.forget_settled(position);
         }
     }
     release_unread(core);
     cut::make_room(core);
+}
+
+/// Settles a webhook of the main stream that the filter excludes. It takes no memory, forms no barrier
+/// and waits in no lane. The next settlement has its bit, or passes its pack.
+fn excluded_arrived<C: Content>(core: &mut Core<C>, position: Position, resource: u64) {
+    core.counts.undelivered.excluded += 1;
+    core.queue.main.settle(position);
+    core.ledger.draft.packs.insert(position.entry());
+    // Another filter let it be tried, or be the lead of others.
+    core.queue.retries.forget_settled(position);
+    lead_dropped(core, resource, position);
 }
 
 pub(crate) fn corrupt_arrived<C: Content>(core: &mut Core<C>, entry: StreamId) {
@@ -94,7 +107,7 @@ fn webhook_arrived<C: Content>(
     index_webhook(core, lane, &IndexEntry { position, classified, replay });
 }
 
-/// Notes that a webhook was dropped before it was indexed. If it is a recorded lead, the lead is
+/// Notes that a webhook was dropped or excluded before it was indexed. If it is a recorded lead, the lead is
 /// checked once everything is indexed.
 pub(crate) fn lead_dropped<C: Content>(core: &mut Core<C>, resource: u64, position: Position) {
     core.queue.are_leads_old |= core.queue.leads.get(&resource) == Some(&position);
@@ -137,5 +150,52 @@ pub(crate) fn release_unread<C: Content>(core: &mut Core<C>) {
         if core.queue.index.state(resource) == Some(HeadState::Unread) {
             core.queue.place_by_head(resource, core.session.now.at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Loaded;
+    use crate::steps::sample::{self, NoContent, at};
+    use crate::steps::settle;
+
+    fn pack(ms: u64, classified: Vec<Classified>) -> PackRead<NoContent> {
+        PackRead { entry: at(ms).entry(), classified, content: NoContent }
+    }
+
+    fn excluded(resource: u64) -> Classified {
+        Classified { is_excluded: true, is_barrier: true, ..sample::classified(resource, 1) }
+    }
+
+    #[test]
+    fn what_the_filter_excludes_is_settled_as_it_arrives_and_is_no_barrier() {
+        let mut core = sample::core(1_000_000, Loaded::default());
+        let bytes = core.queue.bytes();
+        pack_arrived(&mut core, pack(10, vec![excluded(7), excluded(8)]));
+        assert_eq!(core.queue.lanes.iter().len(), 0);
+        assert_eq!((core.queue.barriers, core.queue.main.left), (0, 0));
+        assert!(core.queue.bytes() > bytes, "the row of the pack");
+        pack_arrived(&mut core, pack(11, vec![excluded(7), sample::classified(8, 1)]));
+        assert_eq!((core.queue.main.left, core.counts.undelivered.excluded), (1, 3));
+        let Some(crate::event::Effect::Settle(settlement)) = settle::begin_settlement(&mut core)
+        else {
+            panic!("nothing is settled")
+        };
+        assert_eq!(settlement.main.cursor, Some(at(10).entry()));
+        assert_eq!(settlement.main.webhooks_passed, 2);
+        assert_eq!(settlement.main.bits, [(at(11).entry(), vec![0b1])]);
+        assert!(settlement.records.is_empty() && settlement.dead.is_empty());
+    }
+
+    #[test]
+    fn a_replay_is_indexed_whatever_the_filter_says() {
+        let mut core = sample::core(1_000_000, Loaded::default());
+        let id = at(20).entry();
+        let classified = excluded(7);
+        let replay = ReplayRead { id, position: at(10), classified, content: NoContent };
+        replay_arrived(&mut core, replay);
+        assert!(core.queue.index.by_hash(7).is_some());
+        assert_eq!(core.counts.undelivered.excluded, 0);
     }
 }

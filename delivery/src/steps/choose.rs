@@ -130,7 +130,7 @@ pub(crate) fn ends_as_duplicate<C: Content>(
     if !fingerprint.is_some_and(|one| core.ledger.seen.contains(one, wall_ms)) {
         return false;
     }
-    core.counts.duplicates += 1;
+    core.counts.undelivered.duplicates += 1;
     let end = HeadEnd::Duplicate;
     finish::finish(core, Finished { resource, end, fingerprint, attempts: 0 });
     true

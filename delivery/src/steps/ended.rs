@@ -206,7 +206,7 @@ fn delivered<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
         }
     }
     core.counts.delivered += 1;
-    core.counts.coalesced += u64::from(attempt.sent.older);
+    core.counts.undelivered.coalesced += u64::from(attempt.sent.older);
     let fingerprint = attempt.sent.fingerprint;
     let attempts = attempt.number;
     let end = HeadEnd::Delivered;

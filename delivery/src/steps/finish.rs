@@ -21,6 +21,15 @@ pub(crate) fn drop_webhook<C: Content>(core: &mut Core<C>, dropped: WebhookPlace
     core.ledger.dropped.push_back(dropped);
 }
 
+/// Notes a webhook in a lane that the filter excludes. A settlement settles it.
+pub(crate) fn exclude_webhook<C: Content>(core: &mut Core<C>, excluded: WebhookPlace) {
+    if let Some(lane) = core.queue.lanes.get_mut(excluded.lane) {
+        lane.dropping += 1;
+    }
+    core.counts.undelivered.excluded += 1;
+    core.ledger.excluded.push_back(excluded);
+}
+
 /// Forgets the recorded lead of a resource, also in Redis.
 pub(crate) fn forget_lead<C: Content>(core: &mut Core<C>, resource: u64) {
     core.queue.leads.remove(&resource);

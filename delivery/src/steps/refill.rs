@@ -378,14 +378,21 @@ fn window_read<C: Content>(core: &mut Core<C>, lane: u64) -> Option<(LaneKey, Wi
     Some((key, read))
 }
 
-/// Indexes a webhook of a lane's rest, unless it is indexed already or to be dropped.
+/// Indexes a webhook of a lane's rest, unless it is indexed already, excluded or to be dropped.
 fn fill<C: Content>(core: &mut Core<C>, key: LaneKey, position: Position, classified: Classified) {
     let Some(lane) = core.queue.lanes.get(key) else { return };
     if lane.rest.as_ref().is_none_or(|rest| position <= rest.after) {
         return;
     }
+    let place = WebhookPlace { lane: key, position, replay: None };
+    if classified.is_excluded {
+        // It moved into the lane under another filter.
+        finish::exclude_webhook(core, place);
+        arrive::lead_dropped(core, classified.resource, position);
+        return;
+    }
     if core.controls.drops(position, None) {
-        finish::drop_webhook(core, WebhookPlace { lane: key, position, replay: None });
+        finish::drop_webhook(core, place);
         arrive::lead_dropped(core, classified.resource, position);
         return;
     }

@@ -88,6 +88,7 @@ pub(crate) fn classified(resource: u64, lane: u64) -> Classified {
         coalesces: 1,
         fingerprint: None,
         expires_at_ms: None,
+        is_excluded: false,
     }
 }
 

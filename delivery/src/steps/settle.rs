@@ -41,7 +41,7 @@ pub(crate) fn begin_settlement<C: Content>(core: &mut Core<C>) -> Option<Effect<
         return None;
     }
     settle_finished(core);
-    settle_dropped(core);
+    settle_undelivered(core);
     tidy_leads(core);
     record_leads(core);
     advance(core);
@@ -150,20 +150,25 @@ fn settle_run<C: Content>(core: &mut Core<C>, one: &Finished<C>, run: &[NodeKey]
     }
 }
 
-fn settle_dropped<C: Content>(core: &mut Core<C>) {
+/// Adds webhooks that are dropped, and those in lanes that the filter excludes.
+fn settle_undelivered<C: Content>(core: &mut Core<C>) {
     let tuning = core.config.tuning;
     let most = tuning.settled_lanes + core.ledger.draft.settling.lanes.len();
     for _ in 0..tuning.settled_webhooks {
         if core.ledger.draft.settling.lanes.len() >= most {
             break;
         }
-        let Some(one) = core.ledger.dropped.pop_front() else { break };
+        let dropped = core.ledger.dropped.pop_front();
+        let is_dropped = dropped.is_some();
+        let Some(one) = dropped.or_else(|| core.ledger.excluded.pop_front()) else { break };
         if let Some(lane) = core.queue.lanes.get_mut(one.lane) {
             lane.dropping -= 1;
         }
         settle_one(core, one);
-        core.ledger.draft.settlement.controls.dropped += 1;
-        core.counts.dropped += 1;
+        if is_dropped {
+            core.ledger.draft.settlement.controls.dropped += 1;
+            core.counts.undelivered.dropped += 1;
+        }
     }
 }
 

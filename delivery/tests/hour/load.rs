@@ -175,6 +175,7 @@ impl Webhook {
             coalesces: 0,
             fingerprint: None,
             expires_at_ms: None,
+            is_excluded: false,
         }
     }
 }

@@ -72,6 +72,10 @@ impl World {
         self.redis = Redis { token, ..redis };
         self.truth = truth;
         self.truth.dropping = dropping;
+        if self.plan.filter_changes > 0 {
+            // The copy may be from the time of another filter.
+            self.truth.forget_arrivals();
+        }
         self.is_astray = true;
         // Everything since the copy waits again, until a new leader reads it.
         self.liveness.excuse_all(self.now + Duration::from_secs(5));

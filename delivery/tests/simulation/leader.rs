@@ -15,7 +15,7 @@ use crate::backend::End;
 use crate::plan::Plan;
 use crate::redis::{Letter, Mark, Redis};
 use crate::truth::{Truth, Violation};
-use crate::webhook::{Bytes, RAW_BYTES, Resource, SHOPS, Scheme, Webhook, shop_hash};
+use crate::webhook::{Bytes, RAW_BYTES, Resource, Rules, SHOPS, Scheme, Webhook, shop_hash};
 use crate::world::{Request, Task, World};
 
 /// Bytes by which the index may exceed its bound, in addition to what is read for empty windows.
@@ -54,7 +54,7 @@ pub(crate) struct Leader {
     /// before it.
     leaves: ([u64; SHOPS as usize], StreamId),
     number: u64,
-    about: (Scheme, bool),
+    rules: Rules,
     /// Fingerprints that the leader remembers.
     known: HashMap<u128, u64>,
     known_to: usize,
@@ -64,14 +64,14 @@ impl Leader {
     pub(crate) fn new(
         redis: &Redis,
         plan: &Plan,
-        scheme: Scheme,
+        rules: Rules,
         truth: &Truth,
         now: Duration,
     ) -> Self {
         let kept = truth.remembered.iter().filter(|(_, at)| *at >= truth.remembers_from_ms);
         let remembered: Vec<_> = kept.copied().collect();
         Self {
-            core: Core::new(plan.config, redis.load(scheme), plan.seen(&remembered)),
+            core: Core::new(plan.config, redis.load(rules.scheme), plan.seen(&remembered)),
             token: redis.token,
             began: now,
             inbox: Vec::new(),
@@ -84,7 +84,7 @@ impl Leader {
             settling: None,
             leaves: ([0; SHOPS as usize], StreamId::ZERO),
             number: 0,
-            about: (scheme, plan.config.keeps_fingerprints),
+            rules,
             known: remembered.iter().copied().collect(),
             known_to: truth.remembered.len(),
         }
@@ -96,11 +96,10 @@ impl Leader {
 
     pub(crate) fn replay(&mut self, id: StreamId, webhook: &Webhook) -> ReplayRead<Bytes> {
         self.replays_to = self.replays_to.max(id);
-        let (scheme, keeps) = self.about;
         ReplayRead {
             id,
             position: webhook.position,
-            classified: webhook.classified(scheme, keeps),
+            classified: webhook.classified(self.rules),
             content: Bytes::of(vec![*webhook]),
         }
     }
@@ -153,10 +152,10 @@ impl World {
         let under_way = leader.settling.as_ref().filter(|letter| letter.mark != self.redis.mark);
         let expected = if under_way.is_some() {
             let (left, read_to) = leader.leaves;
-            let new = self.redis.waiting(false, read_to, leader.read_to);
+            let new = self.redis.waiting(false, (read_to, leader.read_to), self.exclusion);
             std::array::from_fn(|shop| left[shop] + new[shop])
         } else {
-            self.redis.waiting(true, StreamId::ZERO, leader.read_to)
+            self.redis.waiting(true, (StreamId::ZERO, leader.read_to), self.exclusion)
         };
         let counted = std::array::from_fn(|shop| {
             let shop = u8::try_from(shop).expect("it is small");
@@ -187,7 +186,8 @@ impl World {
         // A settlement that does not follow the last one is refused, and this leader ends.
         after.apply(letter).ok();
         let read_to = self.leader.read_to;
-        self.leader.leaves = (after.waiting(true, StreamId::ZERO, read_to), read_to);
+        let left = after.waiting(true, (StreamId::ZERO, read_to), self.exclusion);
+        self.leader.leaves = (left, read_to);
     }
 
     fn note(&mut self, event: &Event<Bytes>) {
@@ -234,6 +234,7 @@ impl World {
                     mark: (token, self.leader.number),
                     follows: self.leader.settled,
                     scheme: self.scheme,
+                    exclusion: self.exclusion,
                     remembers_from_ms: self.leader.core.remembers_from_ms(),
                     settlement: *settlement,
                 });
@@ -279,8 +280,7 @@ impl World {
         if self.now >= self.counted.leads_until {
             return Err(format!("{} is sent without a lease", webhook.name()));
         }
-        let keeps = self.plan.config.keeps_fingerprints;
-        self.truth.check_send(dispatch, self.scheme, keeps)?;
+        self.truth.check_send(dispatch, self.rules())?;
         self.check_duplicate(dispatch)?;
         let unit = webhook.unit(self.scheme);
         if self.leader.attempts.values().any(|other| other.unit == unit) {
@@ -365,11 +365,15 @@ impl World {
                 Scheme::Resource => Scheme::Shop,
                 Scheme::Shop => Scheme::Resource,
             };
-            self.truth.scheme_changed();
+            self.truth.forget_arrivals();
+        }
+        if self.random.chance(self.plan.filter_changes) {
+            self.exclusion = self.plan.exclusion(&mut self.random);
+            self.truth.forget_arrivals();
         }
         self.spoil();
-        let scheme = self.scheme;
-        self.log.add(self.now, || format!("takeover, order by {scheme:?}"));
+        let Rules { scheme, exclusion, .. } = self.rules();
+        self.log.add(self.now, || format!("takeover, order by {scheme:?}, {exclusion:?}"));
         self.lead();
         self.liveness.excuse_all(self.now + Duration::from_secs(1));
         Ok(())

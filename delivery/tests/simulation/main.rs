@@ -95,11 +95,16 @@ fn run(seed: u64, steps: u64, is_logged: bool) -> (Result<(), Violation>, Tally)
     if is_logged {
         world.log.print();
         println!(
-            "{:?} latency {} tick {:?} {:?}",
-            world.scheme, world.plan.latency_ms, world.plan.tick, world.plan.config
+            "{:?} {:?} latency {} tick {:?} {:?}",
+            world.scheme,
+            world.exclusion,
+            world.plan.latency_ms,
+            world.plan.tick,
+            world.plan.config
         );
     }
     world.tally.cuts += world.leader.core.counts().cuts;
+    world.tally.excluded += world.leader.core.counts().undelivered.excluded;
     world.tally.virtual_time = world.now;
     (result, world.tally)
 }

@@ -6,7 +6,7 @@ use spillway_delivery::{AtOnce, Backoff, Config, DedupWindow, ShopBounds, Tuning
 use spillway_limiter::Bounds;
 
 use crate::random::Random;
-use crate::webhook::{SHOPS, Scheme};
+use crate::webhook::{Exclusion, SHOPS, Scheme};
 
 /// Settings of one run.
 pub(crate) struct Plan {
@@ -34,6 +34,10 @@ pub(crate) struct Plan {
     pub restores: u64,
     /// Lost chunks in a thousand takeovers.
     pub spoils: u64,
+    /// True if the consumer has a filter.
+    pub has_filter: bool,
+    /// Changes of the filter in a thousand takeovers.
+    pub filter_changes: u64,
     /// True if only lanes fail. Then every wait of a healthy lane is checked.
     pub is_steady: bool,
 }
@@ -59,8 +63,13 @@ impl Plan {
             latency_ms: random.pick(&[2, 10, 40, 200]),
             restores: random.pick(&[0, 0, 0, 0, 0, 5, 20]),
             spoils: random.pick(&[0, 0, 100, 500]),
+            has_filter: random.chance(400),
+            filter_changes: 0,
             is_steady: false,
         };
+        if plan.has_filter {
+            plan.filter_changes = random.pick(&[0, 300]);
+        }
         if random.chance(300) {
             plan.steady(random);
         }
@@ -86,6 +95,12 @@ impl Plan {
         config.tuning.settled_webhooks = random.pick(&[10, 2048]);
         config.tuning.settled_lanes = random.pick(&[2, 256]);
         config.tuning.unsettled = 256;
+    }
+
+    /// Paths that a filter excludes.
+    pub(crate) fn exclusion(&self, random: &mut Random) -> Exclusion {
+        let paths: &[u8] = if self.has_filter { &[0, 0b1, 0b10, 0b11, 0b111] } else { &[0] };
+        Exclusion(random.pick(paths))
     }
 
     /// Creates a deduplication window that holds these fingerprints.

@@ -10,7 +10,7 @@ use spillway_delivery::{
 use spillway_webhook::position::Position;
 use spillway_webhook::{StoredRetry, StreamId};
 
-use crate::webhook::{Bytes, SHOPS, Scheme, Webhook};
+use crate::webhook::{Bytes, Exclusion, Rules, SHOPS, Scheme, Webhook, shop_hash};
 
 /// Token of the leader and number of a settlement.
 pub(crate) type Mark = (u64, u64);
@@ -54,6 +54,7 @@ pub(crate) struct Letter {
     pub mark: Mark,
     pub follows: Mark,
     pub scheme: Scheme,
+    pub exclusion: Exclusion,
     /// Time before which the fingerprints may be deleted.
     pub remembers_from_ms: u64,
     pub settlement: PendingSettlement<Bytes>,
@@ -121,26 +122,19 @@ impl Redis {
         }
     }
 
-    pub(crate) fn pack(
-        &self,
-        entry: StreamId,
-        scheme: Scheme,
-        keeps: bool,
-    ) -> Option<PackRead<Bytes>> {
+    pub(crate) fn pack(&self, entry: StreamId, rules: Rules) -> Option<PackRead<Bytes>> {
         let webhooks = self.main.get(&entry)?;
-        let classified = webhooks.iter().map(|webhook| webhook.classified(scheme, keeps)).collect();
+        let classified = webhooks.iter().map(|webhook| webhook.classified(rules)).collect();
         Some(PackRead { entry, classified, content: Bytes::of(webhooks.clone()) })
     }
 
-    pub(crate) fn chunk(&self, lane: u64, number: u32, about: (Scheme, bool)) -> ChunkFound<Bytes> {
-        let (scheme, keeps) = about;
+    pub(crate) fn chunk(&self, lane: u64, number: u32, rules: Rules) -> ChunkFound<Bytes> {
         let Some(chunk) = self.chunks.get(&(lane, number)) else { return ChunkFound::Missing };
         if chunk.is_spoiled {
             return ChunkFound::Corrupt;
         }
         let webhooks = chunk.webhooks.iter();
-        let records: Vec<_> =
-            webhooks.map(|one| (one.position, one.classified(scheme, keeps))).collect();
+        let records: Vec<_> = webhooks.map(|one| (one.position, one.classified(rules))).collect();
         let retries = records.iter().filter_map(|(position, _)| {
             self.retries.get(position).map(|state| (*position, *state))
         });
@@ -211,7 +205,7 @@ impl Redis {
             let webhooks: Vec<Webhook> =
                 write.positions.iter().map(|at| packs[&at.entry()].0[at.index as usize]).collect();
             let first = webhooks.first().expect("a chunk holds something");
-            let shop = first.classified(letter.scheme, false).shop;
+            let shop = shop_hash(first.shop);
             let empty = Chunk { webhooks: Vec::new(), bits: Vec::new(), is_spoiled: false };
             let key = (write.lane, write.number);
             assert!(!self.chunks.contains_key(&key), "chunk {key:?} is written twice");
@@ -278,21 +272,23 @@ impl Redis {
     }
 
     /// Number of unsettled webhooks of each shop in lanes, and in the main stream after `from` up
-    /// to `to`.
+    /// to `to`. A leader settles those of the main stream that its filter excludes when it reads them.
     pub(crate) fn waiting(
         &self,
         has_lanes: bool,
-        from: StreamId,
-        to: StreamId,
+        (from, to): (StreamId, StreamId),
+        exclusion: Exclusion,
     ) -> [u64; SHOPS as usize] {
         let mut waiting = [0; SHOPS as usize];
         let none = Vec::new();
         let main = self.main.range(from.next()..).take_while(|(entry, _)| **entry <= to);
-        let main = main.map(|(at, webhooks)| (webhooks, self.done.get(at).unwrap_or(&none)));
+        let main = main.map(|(at, all)| (all, self.done.get(at).unwrap_or(&none), exclusion));
         let chunks = self.chunks.values().filter(|_| has_lanes);
-        for (webhooks, bits) in main.chain(chunks.map(|chunk| (&chunk.webhooks, &chunk.bits))) {
+        let chunks = chunks.map(|chunk| (&chunk.webhooks, &chunk.bits, Exclusion::default()));
+        for (webhooks, bits, exclusion) in main.chain(chunks) {
             for (index, webhook) in webhooks.iter().enumerate() {
-                waiting[usize::from(webhook.shop)] += u64::from(!is_set(bits, index));
+                let waits = !is_set(bits, index) && !exclusion.excludes(webhook);
+                waiting[usize::from(webhook.shop)] += u64::from(waits);
             }
         }
         waiting

@@ -25,6 +25,8 @@ pub(crate) struct Tally {
     /// Dead letters without a last attempt.
     pub expired: u64,
     pub replays: u64,
+    /// Webhooks that the filter excluded.
+    pub excluded: u64,
     /// Liveness checks of webhooks that waited for more than a second without an excuse.
     pub waits: u64,
     /// Longest wait without an excuse.
@@ -71,6 +73,7 @@ impl Tally {
         }
         self.expired += other.expired;
         self.replays += other.replays;
+        self.excluded += other.excluded;
         self.waits += other.waits;
         self.longest = self.longest.max(other.longest);
         self.virtual_time += other.virtual_time;
@@ -82,7 +85,15 @@ impl fmt::Display for Tally {
         let Self { steps, webhooks, sent, takeovers, moved, cuts, chunks_read, leads, .. } = self;
         let [delivered, duplicate, coalesced, dead, dropped] = self.outcomes;
         let Self {
-            barriers_moved, expired, replays, waits, longest, virtual_time, spoiled, ..
+            barriers_moved,
+            expired,
+            replays,
+            excluded,
+            waits,
+            longest,
+            virtual_time,
+            spoiled,
+            ..
         } = self;
         write!(
             f,
@@ -91,7 +102,7 @@ impl fmt::Display for Tally {
              barriers), {cuts} cuts, {chunks_read} chunks read, {leads} leads, {delivered} \
              delivered, {duplicate} duplicates, {coalesced} coalesced, {dead} dead ({expired} \
              expired), {dropped} \
-             dropped, {spoiled} chunks lost, {replays} replays, {waits} waits checked, the longest {longest:.1?}"
+             dropped, {excluded} excluded, {spoiled} chunks lost, {replays} replays, {waits} waits checked, the longest {longest:.1?}"
         )
     }
 }

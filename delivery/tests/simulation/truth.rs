@@ -9,7 +9,7 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
 use crate::redis::{Letter, Redis};
-use crate::webhook::{Bytes, Resource, Scheme, Webhook};
+use crate::webhook::{Bytes, Resource, Rules, Scheme, Webhook};
 
 /// Description of a broken rule.
 pub(crate) type Violation = String;
@@ -81,8 +81,9 @@ impl Truth {
         self.arrived.retain(|_, newest| *newest != position);
     }
 
-    /// Changes the unit of order. Earlier arrivals are then no evidence.
-    pub(crate) fn scheme_changed(&mut self) {
+    /// Forgets which webhooks are newest: the unit of order or the filter has changed, and earlier
+    /// arrivals are no evidence.
+    pub(crate) fn forget_arrivals(&mut self) {
         self.arrived.clear();
     }
 
@@ -91,12 +92,8 @@ impl Truth {
     }
 
     /// Checks a dispatch against all unsettled webhooks.
-    pub(crate) fn check_send(
-        &self,
-        sent: &Dispatch<Bytes>,
-        scheme: Scheme,
-        keeps_fingerprints: bool,
-    ) -> Result<(), Violation> {
+    pub(crate) fn check_send(&self, sent: &Dispatch<Bytes>, rules: Rules) -> Result<(), Violation> {
+        let Rules { scheme, keeps_fingerprints, exclusion } = rules;
         let webhook = *self.webhook(sent.position)?;
         let held = sent.content.0.get(sent.record_index as usize);
         if held != Some(&webhook) {
@@ -116,14 +113,17 @@ impl Truth {
         if self.dropping.contains(&at) {
             return Err(format!("{} is to be dropped, and sent", webhook.name()));
         }
+        if exclusion.excludes(&webhook) {
+            return Err(format!("{} is excluded by the filter, and sent", webhook.name()));
+        }
         let unit = webhook.unit(scheme);
         // If a newer webhook is dropped, the older ones for which it stood are sent.
         let newest = self.arrived.get(&unit).filter(|newest| !self.dropping.contains(newest));
         if let Some(newest) = newest.filter(|newest| **newest > at) {
             return Err(format!("order: {} is sent after {}", webhook.name(), self.name(*newest)));
         }
-        let earlier: Vec<&Webhook> =
-            self.unsettled.range(..at).map(|at| &self.fates[at].webhook).collect();
+        let earlier = self.unsettled.range(..at).map(|at| &self.fates[at].webhook);
+        let earlier: Vec<&Webhook> = earlier.filter(|one| !exclusion.excludes(one)).collect();
         let run: Vec<&&Webhook> = earlier.iter().filter(|one| one.unit(scheme) == unit).collect();
         let dropped = run.iter().filter(|one| self.dropping.contains(&one.position)).count();
         let older = sent.older as usize;
@@ -222,6 +222,9 @@ impl Truth {
                 self.replay_settled(record)?;
                 continue;
             }
+            if letter.exclusion.excludes(self.webhook(at)?) {
+                return Err(format!("{} is excluded, and has an outcome", self.name(at)));
+            }
             if now.contains(&at) || !recorded.insert(at) {
                 return Err(format!("{} is settled, and not in redis", self.name(at)));
             }
@@ -234,7 +237,8 @@ impl Truth {
             return Err(format!("replays of {replayed:?} are settled without an outcome"));
         }
         for gone in self.unsettled.difference(&now) {
-            if !recorded.contains(gone) && !self.dropping.contains(gone) {
+            let is_excluded = letter.exclusion.excludes(self.webhook(*gone)?);
+            if !recorded.contains(gone) && !self.dropping.contains(gone) && !is_excluded {
                 return Err(format!("{} is lost", self.name(*gone)));
             }
         }

@@ -15,8 +15,22 @@ pub(crate) const ORDERS: u8 = 0;
 pub(crate) const PRODUCTS: u8 = 1;
 /// Kind of requests to erase a shop's data: barriers in the priority class.
 pub(crate) const BARRIERS: u8 = 2;
+/// Paths to which webhooks are sent.
+const PATHS: u128 = 3;
 /// Bytes of a webhook.
 pub(crate) const RAW_BYTES: usize = 100;
+
+/// Paths whose webhooks the consumer's filter excludes, one bit for each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Exclusion(pub u8);
+
+/// Rules by which a leader classifies webhooks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub scheme: Scheme,
+    pub keeps_fingerprints: bool,
+    pub exclusion: Exclusion,
+}
 
 /// Unit of order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +47,14 @@ pub(crate) struct Webhook {
     pub kind: u8,
     pub resource: u8,
     pub fingerprint: Fingerprint,
+}
+
+impl Exclusion {
+    /// True if the filter excludes a webhook. Copies of a webhook have its path.
+    pub(crate) fn excludes(self, webhook: &Webhook) -> bool {
+        let path = (webhook.fingerprint >> 8) % PATHS;
+        self.0 >> path & 1 == 1
+    }
 }
 
 /// A resource: shop, kind and id.
@@ -66,7 +88,8 @@ impl Webhook {
         }
     }
 
-    pub(crate) fn classified(&self, scheme: Scheme, keeps_fingerprints: bool) -> Classified {
+    pub(crate) fn classified(&self, rules: Rules) -> Classified {
+        let Rules { scheme, keeps_fingerprints, exclusion } = rules;
         let (shop, kind, resource) = self.unit(scheme);
         Classified {
             resource: hash([1, shop, kind, resource]),
@@ -77,6 +100,7 @@ impl Webhook {
             coalesces: u32::from(self.coalesces(scheme)),
             fingerprint: keeps_fingerprints.then_some(self.fingerprint),
             expires_at_ms: self.resource.is_multiple_of(2).then_some(0),
+            is_excluded: exclusion.excludes(self),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::random::Random;
 use crate::redis::{Letter, Redis, Refused};
 use crate::tally::Tally;
 use crate::truth::{Truth, Violation};
-use crate::webhook::{Bytes, Scheme, Webhook};
+use crate::webhook::{Bytes, Exclusion, Rules, Scheme, Webhook};
 
 /// Wall clock at the start, in milliseconds.
 const EPOCH_MS: u64 = 1_000_000;
@@ -82,6 +82,7 @@ pub(crate) struct World {
     pub random: Random,
     pub plan: Plan,
     pub scheme: Scheme,
+    pub exclusion: Exclusion,
     pub now: Duration,
     pub redis: Redis,
     pub truth: Truth,
@@ -119,9 +120,12 @@ impl World {
         let mut random = Random::new(seed);
         let plan = Plan::new(&mut random);
         let scheme = plan.scheme;
+        let exclusion = plan.exclusion(&mut random);
+        let keeps_fingerprints = plan.config.keeps_fingerprints;
+        let rules = Rules { scheme, keeps_fingerprints, exclusion };
         let redis = Redis::default();
         let truth = Truth::new(plan.dedup_window);
-        let leader = Leader::new(&redis, &plan, scheme, &truth, Duration::ZERO);
+        let leader = Leader::new(&redis, &plan, rules, &truth, Duration::ZERO);
         let controls = Controls {
             version: 0,
             is_all_paused: false,
@@ -141,6 +145,7 @@ impl World {
             random,
             plan,
             scheme,
+            exclusion,
             now: Duration::ZERO,
             redis,
             truth,
@@ -188,9 +193,16 @@ impl World {
         self.is_astray = false;
         self.tally.takeovers += 1;
         self.tally.cuts += self.leader.core.counts().cuts;
-        self.leader = Leader::new(&self.redis, &self.plan, self.scheme, &self.truth, self.now);
+        self.tally.excluded += self.leader.core.counts().undelivered.excluded;
+        self.leader = Leader::new(&self.redis, &self.plan, self.rules(), &self.truth, self.now);
         self.environment.lease_at = Duration::ZERO;
         self.push_controls();
+    }
+
+    /// Rules of the leader.
+    pub(crate) fn rules(&self) -> Rules {
+        let keeps_fingerprints = self.plan.config.keeps_fingerprints;
+        Rules { scheme: self.scheme, keeps_fingerprints, exclusion: self.exclusion }
     }
 
     pub(crate) fn push_controls(&mut self) {
@@ -237,7 +249,7 @@ impl World {
         if token != self.leader.token {
             return;
         }
-        let (scheme, keeps) = (self.scheme, self.plan.config.keeps_fingerprints);
+        let rules = self.rules();
         let redis = &self.redis;
         let event = match request {
             Request::Next => {
@@ -246,7 +258,7 @@ impl World {
                     self.leader.is_reading = false;
                     return;
                 };
-                let pack = redis.pack(*entry, scheme, keeps);
+                let pack = redis.pack(*entry, rules);
                 Event::Pack(pack.expect("it is there"))
             }
             Request::Read(PackKey::Main(entry)) => Event::Read(
@@ -264,7 +276,7 @@ impl World {
                 Event::Read(PackKey::Replay(*id), bytes)
             }
             Request::Front(entries) => {
-                let packs = entries.iter().map(|entry| redis.pack(*entry, scheme, keeps));
+                let packs = entries.iter().map(|entry| redis.pack(*entry, rules));
                 Event::FrontRead(packs.map_while(|pack| pack).collect())
             }
             Request::Chunks(lane, first, count) => {
@@ -272,12 +284,12 @@ impl World {
                 // Returns fewer chunks than requested, as if reading all of them took too long.
                 let fewer = u32::try_from(self.random.below(4)).expect("below four");
                 let count = count - fewer.min(count - 1);
-                let chunks = (*first..first + count)
-                    .map(|number| redis.chunk(*lane, number, (scheme, keeps)));
+                let chunks =
+                    (*first..first + count).map(|number| redis.chunk(*lane, number, rules));
                 Event::ChunksRead { lane: *lane, chunks: chunks.collect() }
             }
             Request::Rest(lane, entry) => {
-                let pack = redis.pack(*entry, scheme, keeps);
+                let pack = redis.pack(*entry, rules);
                 Event::RestRead { lane: *lane, entry: *entry, pack }
             }
         };

@@ -8,7 +8,7 @@ use spillway_process::clock::wall_clock_ms;
 use super::settling;
 use super::{Exporter, ProducerSession, Stop};
 use crate::fault::{Call, Fault, KafkaFailure, judge};
-use crate::open::Open;
+use crate::open::{Excluded, Open};
 
 /// Time between checks for the delivery of all records.
 const DELIVERED_TICK: Duration = Duration::from_millis(2);
@@ -35,6 +35,9 @@ pub(super) fn commit(
     let link = &session.link;
     link.commit().map_err(|error| exporter.stop(link, Call::Commit, &error))?;
     exporter.metrics.committed(&open.received_at_ms, wall_clock_ms());
+    let Excluded { webhooks, unmatched } = open.excluded;
+    exporter.metrics.routes.excluded.inc_by(webhooks);
+    exporter.metrics.routes.unmatched.inc_by(unmatched);
     open.end_spans(exporter.metrics.tracer.as_ref(), None);
     exporter.well(link);
     session.through = through;

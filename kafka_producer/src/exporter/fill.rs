@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spillway_consumer::End;
+use spillway_consumer::{End, Route};
 use spillway_webhook::pack::Pack;
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{StreamId, WebhookId};
@@ -15,7 +15,7 @@ use super::{Exporter, ProducerSession, Stop};
 use super::{commit, controls, settling};
 use crate::fault::{Call, Fault, KafkaFailure, judge};
 use crate::intake::Arrived;
-use crate::open::{Alone, Open, RecordRef};
+use crate::open::{Alone, Excluded, Open, RecordRef};
 
 /// Longest time between two checks of librdkafka's reports and of leadership.
 const TICK: Duration = Duration::from_millis(100);
@@ -131,6 +131,10 @@ fn send_pack(
             current.step(open);
             continue;
         }
+        if count_if_excluded(exporter, current, &mut open.excluded) {
+            current.step(open);
+            continue;
+        }
         let is_suspect = exporter.learned.suspects.contains(&place);
         if is_suspect && open.records() > 0 {
             return Ok(SentPart::Part);
@@ -155,6 +159,19 @@ fn send_pack(
         }
     }
     Ok(SentPart::Whole)
+}
+
+/// True if the filter excludes the next webhook, which is counted then. An operator who replays a
+/// webhook wants it in the topic.
+fn count_if_excluded(exporter: &Exporter, current: &Current, excluded: &mut Excluded) -> bool {
+    if matches!(current.source, Source::Replay(..)) {
+        return false;
+    }
+    let view = current.pack.view(current.next);
+    let route = exporter.queue.routes.route(view.target, &view);
+    excluded.webhooks += u64::from(route != Route::Here);
+    excluded.unmatched += u64::from(route == Route::Nowhere);
+    route != Route::Here
 }
 
 fn send_record(

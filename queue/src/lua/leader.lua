@@ -4,6 +4,7 @@
 -- KEYS  1 leader  2 consumers  3 dead bytes  4 controls  5 instance
 -- ARGV  1 bump | take | release  2 token  3 consumer  4 value that was seen ('' = none)
 --       5 host  6 process id  7 state, for an operator
+--       8 kind of the consumer ('' = not published)  9 its filter as JSON, with take
 local current = redis.call('GET', KEYS[1]) or ''
 local token, counter = string.match(current, '^([^:]*):(%d+)$')
 local function mine(count)
@@ -21,11 +22,21 @@ local function mine(count)
 end
 if ARGV[1] == 'take' then
   if current ~= ARGV[4] then return {0, '0', '0', '0', '0'} end
+  if ARGV[8] ~= '' then
+    local kind = redis.call('HGET', KEYS[5], 'kind')
+    if kind and kind ~= ARGV[8] then
+      return redis.error_reply('WRONGKIND the consumer ' .. ARGV[3] .. ' is that of a ' .. kind
+        .. '; give this process another CONSUMER')
+    end
+    redis.call('HSET', KEYS[5], 'kind', ARGV[8], 'filter', ARGV[9])
+  end
   return mine(1)
 end
 if token ~= ARGV[2] then return {0, '0', '0', '0', '0'} end
 if ARGV[1] == 'release' then
-  redis.call('DEL', KEYS[1], KEYS[5])
+  redis.call('DEL', KEYS[1])
+  -- Kind and filter stay: while the consumer is stopped, they say what waits for it.
+  redis.call('HDEL', KEYS[5], 'token', 'host', 'pid', 'state')
   return {1, '0', '0', '0', '0'}
 end
 return mine(tonumber(counter) + 1)

@@ -47,7 +47,7 @@ for _, reply in ipairs(groups) do
     {
       redis.call('HGETALL', own .. ':controls'),
       redis.call('HGET', KEYS[4], group.name) or '',
-      redis.call('HMGET', own .. ':instance', 'token', 'host', 'pid', 'state'),
+      redis.call('HMGET', own .. ':instance', 'token', 'host', 'pid', 'state', 'kind', 'filter'),
     },
   }
 end

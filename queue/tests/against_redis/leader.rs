@@ -1,8 +1,11 @@
 //! Leader election.
 
 use spillway_queue::QueueError;
+use spillway_queue::consumers::{ConsumerKind, StartAt, register};
 use spillway_queue::leader::Candidacy;
 use spillway_queue::settle::Settlement;
+use spillway_queue::status::{self, ConsumerStatus};
+use spillway_webhook::ConsumerFilter;
 
 use crate::consumer::{TestConsumer, dead};
 use crate::server::Server;
@@ -72,4 +75,40 @@ async fn a_leader_learns_what_its_dead_letters_hold_and_whether_redis_is_full() 
     assert!(after.dead_bytes > 0 && after.dead_bytes.abs_diff(about) < 100, "{after:?}");
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
     assert!(!http.claim.bump(&mut http.connection, "ready").await.unwrap().is_full);
+}
+
+async fn only_consumer(server: &Server) -> ConsumerStatus {
+    let mut connection = server.connect().await;
+    let status = status::read(&server.redis(), &mut connection).await.expect("a status");
+    let [consumer] = &status.consumers[..] else { panic!("{status:?}") };
+    consumer.clone()
+}
+
+#[tokio::test]
+async fn kind_and_filter_are_published_outlive_the_leader_and_keep_the_other_program_away() {
+    let server = Server::start(&[]).await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    register(&redis, &mut connection, Some("audit"), StartAt::Oldest).await.unwrap();
+    let before = only_consumer(&server).await;
+    assert_eq!((before.notes.kind, &before.notes.filter, before.is_kafka()), (None, &None, false));
+    let filter = ConsumerFilter::from_json(r#"{"topics":{"only":["orders/*"]}}"#).unwrap();
+    let new = |kind, filter: &ConsumerFilter| {
+        Candidacy::new(redis.clone(), "audit").publishing(kind, filter)
+    };
+    let first = new(ConsumerKind::KafkaProducer, &filter);
+    first.take(&mut connection, "").await.unwrap();
+    first.bump(&mut connection, "ready").await.unwrap();
+    first.release(&mut connection).await.unwrap();
+    let stopped = only_consumer(&server).await;
+    assert_eq!((stopped.notes.filter.as_ref(), stopped.is_kafka()), (Some(&filter), true));
+    assert!(stopped.leader.is_none());
+    let other = new(ConsumerKind::Downstreamer, &filter).take(&mut connection, "").await;
+    assert!(matches!(other, Err(QueueError::Refused(_))), "{other:?}");
+    assert!(only_consumer(&server).await.leader.is_none());
+    // Another filter replaces the first one.
+    let all = ConsumerFilter::default();
+    new(ConsumerKind::KafkaProducer, &all).take(&mut connection, "").await.unwrap();
+    let led = only_consumer(&server).await;
+    assert_eq!(led.notes.filter, Some(all));
+    assert!(led.leader.is_some_and(|leader| leader.instance.is_some()));
 }

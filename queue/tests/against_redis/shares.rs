@@ -39,7 +39,7 @@ async fn shares_are_published_on_a_full_redis_and_read_with_the_status() {
     assert!(large_shops(&found, &found.consumers[0]).unwrap().is_empty(), "they are old");
 
     publish(&redis, connection, "http", claim.token(), &Shares::default()).await.unwrap();
-    assert_eq!(status(&redis, connection).await.consumers[0].shares, "");
+    assert_eq!(status(&redis, connection).await.consumers[0].notes.shares, "");
     assert_eq!(server.command::<u64>(&["EXISTS", "{spillway}:shares"]).await, 0);
 }
 
@@ -52,7 +52,7 @@ async fn only_the_leader_publishes() {
     publish(&redis, connection, "http", claim.token(), &shares(1)).await.unwrap();
     let stranger = publish(&redis, connection, "http", "another", &shares(2)).await;
     assert!(matches!(stranger, Err(QueueError::Fenced)), "{stranger:?}");
-    let published = status(&redis, connection).await.consumers[0].shares.clone();
+    let published = status(&redis, connection).await.consumers[0].notes.shares.clone();
     assert!(published.contains(r#""waiting":1"#), "{published}");
     assert!(forget(&redis, connection, "http").await.unwrap());
     let late = publish(&redis, connection, "http", claim.token(), &shares(3)).await;

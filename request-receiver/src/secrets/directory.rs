@@ -8,9 +8,8 @@ use std::fs::{self, DirEntry};
 use std::path::Path;
 
 use spillway_process::settings::read_secrets;
+use spillway_webhook::shopify::is_shop_domain;
 use zeroize::Zeroizing;
-
-use crate::ignored::is_domain;
 
 /// Secrets of each shop, by its domain in lower case.
 pub type SecretsByShop = HashMap<Box<str>, Vec<Zeroizing<String>>>;
@@ -54,7 +53,7 @@ pub fn read_directory(directory: &Path) -> Result<SecretsByShop, String> {
 
 fn read_shop(entry: &DirEntry) -> Result<(Box<str>, Vec<Zeroizing<String>>), String> {
     let name = entry.file_name();
-    let shop = name.to_str().filter(|name| is_domain(name)).ok_or_else(|| {
+    let shop = name.to_str().filter(|name| is_shop_domain(name)).ok_or_else(|| {
         let path = entry.path();
         format!("{} is not named like example.myshopify.com", path.display())
     })?;

@@ -21,6 +21,7 @@ use rustls::crypto::ring;
 use spillway_process::background::Background;
 use spillway_process::error::chain;
 use spillway_process::settings::read_secrets;
+use spillway_webhook::shopify::is_shop_domain;
 use spillway_webhook::{Secrets, Verified, Webhook};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Notify, Semaphore};
@@ -32,7 +33,6 @@ use super::cache::{Advice, Asked, CacheRules, Known, Looked, LookupCause, Secret
 use super::copies::SecretCopies;
 use super::lookup_url::{filled, grouped, takes_several};
 use super::{HASHED_AT_ONCE_BYTES_MAX, claimed_shop, verify};
-use crate::ignored::is_domain;
 use crate::metrics::{add, vec};
 use crate::reply::Refusal;
 
@@ -211,7 +211,7 @@ impl SecretSource {
         mut tried: Option<Duration>,
         deadline: Instant,
     ) -> Result<Verified<'a>, Refusal> {
-        let shop = claimed_shop(&webhook.headers).filter(|shop| is_domain(shop));
+        let shop = claimed_shop(&webhook.headers).filter(|shop| is_shop_domain(shop));
         let shop = shop.ok_or(Refusal::BadSignature)?;
         let shop = shop.to_ascii_lowercase();
         loop {

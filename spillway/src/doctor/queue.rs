@@ -9,6 +9,7 @@ use spillway_queue::health::{self, Durability, DurabilityPolicy, HealthVerdict, 
 use spillway_queue::shares;
 use spillway_queue::status::{self, CellStatus, ConsumerStatus};
 use spillway_queue::{AofDisk, Connection, QueueError, Redis};
+use spillway_webhook::ConsumerFilter;
 
 use super::finding::Finding;
 use crate::failure::Failure;
@@ -31,6 +32,10 @@ const DISK_SPARE_BYTES: u64 = 1 << 30;
 /// Percentage of `maxmemory` from which a shop is reported, a little below the default of
 /// `SHOP_MAX_QUEUED`.
 const LARGE_SHOP_PERCENT: u128 = 45;
+
+/// Age of the oldest webhook from which a consumer is far behind, and up to which one is in time.
+const BEHIND_SECONDS: f64 = 3600.0;
+const IN_TIME_SECONDS: f64 = 300.0;
 
 /// Checks the queue. Also returns its consumers.
 pub(super) async fn examine(
@@ -65,6 +70,8 @@ async fn examine_reachable(
     findings.push(clock(&mut connection).await?);
     let status = status::read(redis, &mut connection).await?;
     findings.extend(consumers(&status.consumers));
+    findings.extend(held_back(&status.consumers));
+    findings.extend(unmatched(&status.consumers));
     findings.extend(large_shops(&status));
     Ok((findings, status.consumers))
 }
@@ -207,6 +214,44 @@ fn consumer(consumer: &ConsumerStatus) -> Vec<Finding> {
     findings
 }
 
+/// Reports consumers that are far behind while all others are in time: entries are kept for them alone.
+fn held_back(consumers: &[ConsumerStatus]) -> Vec<Finding> {
+    let oldest = |consumer: &ConsumerStatus| consumer.oldest_age_seconds.unwrap_or(0.0);
+    let mut findings = Vec::new();
+    for consumer in consumers.iter().filter(|consumer| oldest(consumer) > BEHIND_SECONDS) {
+        let others: Vec<_> = consumers.iter().filter(|other| other.name != consumer.name).collect();
+        if others.is_empty() || others.iter().any(|other| oldest(other) > IN_TIME_SECONDS) {
+            continue;
+        }
+        let most = others.iter().map(|other| other.waiting).max().unwrap_or(0);
+        let held = count(consumer.waiting.saturating_sub(most), "webhook");
+        let name = &consumer.name;
+        let since = age(oldest(consumer));
+        let what = format!("only consumer {name} still needs {held}, the oldest for {since}");
+        let fix = format!(
+            "spillway top --consumer {name}; give its target room, or, if it is not wanted any more: \
+             spillway consumers forget {name}"
+        );
+        findings.push(Finding::warning(what, fix));
+    }
+    findings
+}
+
+/// Reports filters that may leave webhooks to no consumer.
+fn unmatched(consumers: &[ConsumerStatus]) -> Option<Finding> {
+    let filters = consumers.iter().map(|consumer| consumer.notes.filter.as_ref());
+    let filters: Option<Vec<&ConsumerFilter>> = filters.collect();
+    let filters = filters.filter(|filters| !filters.is_empty())?;
+    (!ConsumerFilter::are_complete(&filters)).then(|| {
+        let fix = "compare the filters (spillway consumers -o wide): what none matches is settled \
+                   undelivered, and counted in spillway_unmatched_webhooks_total";
+        Finding::warning(
+            "each consumer has a filter, and together they may leave webhooks out",
+            fix,
+        )
+    })
+}
+
 /// Reports shops that exceed, or will soon exceed, a limit that nobody changed.
 fn large_shops(status: &CellStatus) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -229,6 +274,8 @@ fn large_shops(status: &CellStatus) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use spillway_queue::status::LeaderNotes;
+
     use super::super::finding::Severity;
     use super::*;
 
@@ -279,7 +326,8 @@ mod tests {
     #[test]
     fn a_shop_with_half_of_the_memory_is_a_warning() {
         let shares = r#"5 {"waiting":100,"shops":[{"hash":"00000000000000ab","waiting":90}]}"#;
-        let consumer = ConsumerStatus { shares: shares.to_owned(), ..ConsumerStatus::default() };
+        let notes = LeaderNotes { shares: shares.to_owned(), ..LeaderNotes::default() };
+        let consumer = ConsumerStatus { notes, ..ConsumerStatus::default() };
         let mut status =
             CellStatus { consumers: vec![consumer], now_ms: 5, ..CellStatus::default() };
         status.queue.bytes = 50 << 20;
@@ -289,6 +337,48 @@ mod tests {
         assert_eq!(levels(&large_shops(&status)), []);
         status.queue.limit_bytes = 0;
         assert_eq!(levels(&large_shops(&status)), []);
+    }
+
+    #[test]
+    fn a_consumer_that_alone_is_far_behind_is_a_warning() {
+        let consumer = |name: &str, seconds, waiting| ConsumerStatus {
+            name: name.to_owned(),
+            oldest_age_seconds: Some(seconds),
+            waiting,
+            ..ConsumerStatus::default()
+        };
+        let behind = consumer("audit", 7200.0, 5_000);
+        let in_time = consumer("http", 2.0, 10);
+        let found = held_back(&[behind.clone(), in_time.clone()]);
+        assert_eq!(levels(&found), [Severity::Warning]);
+        assert!(found[0].what.starts_with("only consumer audit still needs 4990 "), "{found:?}");
+        for all in [&[behind.clone()][..], &[in_time.clone()][..], &[in_time.clone(), in_time][..]]
+        {
+            assert_eq!(held_back(all), [], "{all:?}");
+        }
+        assert_eq!(held_back(&[behind.clone(), behind]), []);
+    }
+
+    #[test]
+    fn filters_that_may_leave_webhooks_out_are_a_warning() {
+        let consumer = |filter: Option<&str>| {
+            let filter = filter.map(|json| ConsumerFilter::from_json(json).expect("a filter"));
+            let notes = LeaderNotes { filter, ..LeaderNotes::default() };
+            ConsumerStatus { notes, ..ConsumerStatus::default() }
+        };
+        let orders = Some(r#"{"topics":{"only":["orders/*"]}}"#);
+        let rest = Some(r#"{"topics":{"except":["orders/*"]}}"#);
+        for (filters, is_reported) in [
+            (&[][..], false),
+            (&[None][..], false),
+            (&[Some("{}")][..], false),
+            (&[orders][..], true),
+            (&[orders, None][..], false),
+            (&[orders, rest][..], false),
+        ] {
+            let consumers: Vec<_> = filters.iter().map(|filter| consumer(*filter)).collect();
+            assert_eq!(unmatched(&consumers).is_some(), is_reported, "{filters:?}");
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl One {
             coalesces: 0,
             fingerprint,
             expires_at_ms: None,
+            is_excluded: false,
         };
         let replay = replay.map(|seq| StreamId { ms: 1, seq });
         let entry = IndexEntry { position: at(ms), classified, replay };
