@@ -1,5 +1,8 @@
 //! Attributes that decide when a webhook is delivered, and its bytes as the core sees them.
 
+use std::num::NonZeroU32;
+
+use spillway_webhook::BodyState;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
@@ -39,6 +42,8 @@ pub struct Classified {
     pub is_barrier: bool,
     /// Events of one resource with the same number may stand for each other; 0 for none.
     pub coalesces: u32,
+    /// True if the webhook is compared with the last update delivered of its resource.
+    pub is_compared: bool,
     /// Fingerprint to find duplicates, kept only if events are coalesced.
     pub fingerprint: Option<Fingerprint>,
     /// Time at which the payload of a stub expires, in milliseconds since the Unix epoch.
@@ -46,6 +51,15 @@ pub struct Classified {
     /// True if the consumer's filter excludes the webhook: it is settled without delivery, unless it is
     /// replayed. The filter does not change while a leader works.
     pub is_excluded: bool,
+}
+
+/// State that an update shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UpdateState {
+    /// Number of the update's subscription: its topic, path, app and name.
+    pub subscription: NonZeroU32,
+    /// State that the body shows.
+    pub body: BodyState,
 }
 
 /// Bytes of a decoded pack. The core passes them on and does not parse them.
@@ -63,6 +77,10 @@ pub trait Content: Clone + std::fmt::Debug {
     fn pluck(&self, index: u32) -> Self;
     /// Fingerprint of the record at `index`, to find duplicates.
     fn fingerprint(&self, index: u32) -> Option<Fingerprint>;
+    /// State that the record at `index` shows, if it can be compared with that of another.
+    fn update(&self, _index: u32) -> Option<UpdateState> {
+        None
+    }
     /// Hash of the only shop whose webhooks `filter` can match; `None` if it can match any shop.
     fn shop_of(filter: &Self::Filter) -> Option<u64>;
     /// True if `filter` matches the record at `index`, which was accepted at `position`.

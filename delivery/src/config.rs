@@ -28,10 +28,21 @@ pub struct Config {
     pub index_bytes: usize,
     /// True if the fingerprints of all waiting webhooks are kept.
     pub keeps_fingerprints: bool,
+    /// Dropping of updates that show nothing new.
+    pub suppression: Suppression,
     /// Seed of all random numbers.
     pub seed: u64,
     /// Sizes that no setting changes.
     pub tuning: Tuning,
+}
+
+/// Dropping of updates that show nothing new.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Suppression {
+    /// Memory for the last delivered state of each resource, in bytes; 0: nothing is compared.
+    pub bytes: usize,
+    /// True if updates that are older than the last delivered one are dropped.
+    pub drops_stale: bool,
 }
 
 /// Sizes that no setting changes; the simulator makes them small.

@@ -15,6 +15,7 @@ use crate::state::controls::ControlState;
 use crate::state::expiry::Expiry;
 use crate::state::index::Index;
 use crate::state::lanes::Lanes;
+use crate::state::last_delivered::LastDelivered;
 use crate::state::ledger::Ledger;
 use crate::state::main_stream::MainStream;
 use crate::state::mover::Mover;
@@ -73,7 +74,7 @@ impl<C: Content> Core<C> {
             attempts: Attempts::default(),
             backend: BackendHealth::default(),
             limiter: Limiter::new(config.bounds),
-            ledger: Ledger::new(seen),
+            ledger: Ledger::new(seen, LastDelivered::new(config.suppression)),
             controls: ControlState::default(),
             waiting_turn: None,
             counts: Counts::default(),

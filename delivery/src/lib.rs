@@ -18,8 +18,8 @@ mod status;
 mod steps;
 mod turn;
 
-pub use crate::classified::{Class, Classified, Content};
-pub use crate::config::{AtOnce, Config, Tuning};
+pub use crate::classified::{Class, Classified, Content, UpdateState};
+pub use crate::config::{AtOnce, Config, Suppression, Tuning};
 pub use crate::event::{
     AttemptEnd, ChunkFound, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead,
     ReadAgain, ReplayRead, Scope, Verdict,

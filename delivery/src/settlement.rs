@@ -15,6 +15,10 @@ pub enum Outcome {
     Delivered,
     /// The same webhook was delivered before.
     Duplicate,
+    /// The update shows the state that was delivered last.
+    Suppressed,
+    /// The update is older than that state.
+    Stale,
     /// A newer webhook of the same resource stood for it.
     Coalesced,
     /// The webhook was given up.
@@ -34,8 +38,8 @@ pub struct SettledRecord {
     pub fingerprint: Option<Fingerprint>,
     /// Number of attempts.
     pub attempts: u32,
-    /// Entry for the deduplication window: the fingerprint if the webhook is delivered, and a mark made
-    /// of it if the webhook is given up and may be coalesced.
+    /// Entry for the deduplication window: the fingerprint if the webhook is delivered or holds nothing
+    /// new, and a mark made of it if the webhook is given up and may be coalesced.
     pub remembered: Option<Fingerprint>,
 }
 

@@ -14,6 +14,7 @@ pub(crate) mod index;
 pub(crate) mod lane;
 pub(crate) mod lane_clock;
 pub(crate) mod lanes;
+pub(crate) mod last_delivered;
 pub(crate) mod ledger;
 pub(crate) mod main_stream;
 pub(crate) mod mover;

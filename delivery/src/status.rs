@@ -38,6 +38,10 @@ pub struct UndeliveredCounts {
     pub dropped: u64,
     /// Webhooks that the filter excludes.
     pub excluded: u64,
+    /// Updates that showed the state that was delivered last.
+    pub suppressed: u64,
+    /// Updates that were older than that state.
+    pub stale: u64,
 }
 
 /// Counters of the backend as a whole.

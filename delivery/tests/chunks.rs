@@ -8,7 +8,7 @@ use std::time::Duration;
 use spillway_delivery::{
     AttemptEnd, AttemptId, Backoff, ChunkFound, ChunkRead, Class, Classified, Config, Content,
     Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead,
-    PendingSettlement, ReadAgain, ReplayRead, ShopBounds, Tuning, Verdict,
+    PendingSettlement, ReadAgain, ReplayRead, ShopBounds, Suppression, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -29,6 +29,7 @@ const CLASSIFIED: Classified = Classified {
     class: Class::Rest,
     is_barrier: false,
     coalesces: 0,
+    is_compared: false,
     fingerprint: None,
     expires_at_ms: None,
     is_excluded: false,
@@ -82,6 +83,7 @@ fn config() -> Config {
         park_after: Duration::ZERO,
         index_bytes: 1 << 20,
         keeps_fingerprints: false,
+        suppression: Suppression::default(),
         seed: 1,
         tuning: Tuning::default(),
     }

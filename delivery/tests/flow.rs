@@ -8,7 +8,8 @@ use std::time::Duration;
 use spillway_delivery::{
     AttemptEnd, AttemptId, Backoff, Blocked, ChunkFound, ChunkRead, Class, Classified, Config,
     Content, Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, Outcome,
-    PackKey, PackRead, PendingSettlement, ReadAgain, Scope, ShopBounds, Tuning, Verdict,
+    PackKey, PackRead, PendingSettlement, ReadAgain, Scope, ShopBounds, Suppression, Tuning,
+    Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -215,6 +216,7 @@ fn config(concurrency_max: usize) -> Config {
         park_after: 100_000 * SECOND,
         index_bytes: 128 << 20,
         keeps_fingerprints: false,
+        suppression: Suppression::default(),
         seed: 7,
         tuning: Tuning::default(),
     }
@@ -245,6 +247,7 @@ fn classified(shop: u32, kind: u8, entry: u64, index: usize) -> Classified {
         class: if (PRIORITY..COALESCED).contains(&kind) { Class::Priority } else { Class::Rest },
         is_barrier: kind == BARRIER,
         coalesces: u32::from(coalesces),
+        is_compared: false,
         fingerprint: None,
         expires_at_ms: (kind == STUB).then_some(EPOCH_MS + 61 * 60_000),
         is_excluded: false,

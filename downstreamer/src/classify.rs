@@ -3,6 +3,7 @@
 //!
 //! All hashes are the same in every process and after every restart, because Redis keeps them.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use spillway_consumer::{Route, Routes};
@@ -66,6 +67,7 @@ impl Classifier {
             class: if is_priority { Class::Priority } else { Class::Rest },
             is_barrier: is_barrier(topic) && !shop.is_empty(),
             coalesces: 0,
+            is_compared: false,
             fingerprint: own.filter(|_| settings.keeps_fingerprints()),
             expires_at_ms: Stub::of(record, &record.body).and_then(|stub| stub.expires_at_ms),
             is_excluded: route != Route::Here,
@@ -91,6 +93,7 @@ impl Classifier {
                 let resource = Resource::of(record, &record.body);
                 if !resource.is_fallback {
                     classified.coalesces = self.coalesces(record, topic);
+                    classified.is_compared = settings.suppression.is_compared(topic);
                 } else if is_news {
                     self.metrics.fell_back(&String::from_utf8_lossy(topic));
                 }
@@ -115,27 +118,38 @@ impl Classifier {
         if !self.settings.coalesce_topics.iter().any(|one| one.as_bytes() == topic) {
             return 0;
         }
-        let subscription = match record.family() {
-            Family::Classic => Some(record.shopify("name").unwrap_or_default()),
-            // Two handles of one topic may have different queries. Without its handle, an Event may
-            // be of any of them. The data of an Event about a child may be that of this child.
-            Family::Event => record
-                .shopify("handle")
-                .filter(|handle| !handle.is_empty() && is_whole_state(&record.body)),
-        };
-        let app = record.value(APP_HEADER.as_str()).unwrap_or_default();
-        subscription.map_or(0, |name| subscription_number(topic, &record.target, app, name))
+        subscription(record, &record.target, &record.body).map_or(0, NonZeroU32::get)
     }
 }
 
-/// Number of a subscription, which is not 0. It is compared among webhooks of one resource.
-fn subscription_number(topic: &[u8], target: &[u8], app: &[u8], name: &[u8]) -> u32 {
+/// Number of the subscription of a webhook: its topic, path, app and name. `None` for an Event that may
+/// be of several, or whose body is not the state of its resource.
+pub(crate) fn subscription(
+    headers: &impl Headers,
+    target: &[u8],
+    body: &[u8],
+) -> Option<NonZeroU32> {
+    let name = match headers.family() {
+        Family::Classic => headers.shopify("name").unwrap_or_default(),
+        // Two handles of one topic may have different queries. Without its handle, an Event may
+        // be of any of them. The data of an Event about a child may be that of this child.
+        Family::Event => {
+            headers.shopify("handle").filter(|handle| !handle.is_empty() && is_whole_state(body))?
+        }
+    };
+    let app = headers.value(APP_HEADER.as_str()).unwrap_or_default();
+    let topic = headers.topic().unwrap_or_default();
+    Some(subscription_number(&topic, target, app, name))
+}
+
+/// Number of a subscription. It is compared among webhooks of one resource.
+fn subscription_number(topic: &[u8], target: &[u8], app: &[u8], name: &[u8]) -> NonZeroU32 {
     // Without an app, as before there were any: those that wait are still told by it.
     let hash = match app {
         [] => stable_hash::of(&[b"subscription", topic, target, name]),
         app => stable_hash::of(&[b"subscription of app", topic, target, app, name]),
     };
-    ((hash ^ (hash >> 32)) as u32).max(1)
+    NonZeroU32::new((hash ^ (hash >> 32)) as u32).unwrap_or(NonZeroU32::MIN)
 }
 
 #[cfg(test)]
@@ -159,7 +173,7 @@ mod tests {
             number("products/update", "/", ""),
         ];
         for (at, one) in numbers.iter().enumerate() {
-            assert!(*one != 0 && !numbers[..at].contains(one), "{numbers:?}");
+            assert!(!numbers[..at].contains(one), "{numbers:?}");
         }
         assert_eq!(numbers[2], number("Product/update", "/", "prices"));
     }

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use spillway_delivery::Content;
+use spillway_delivery::{Content, UpdateState};
 use spillway_queue::controls::{Filter, WebhookFacts};
 use spillway_webhook::fingerprint::{Fingerprint, fingerprint};
 use spillway_webhook::pack::Pack;
 use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
-use spillway_webhook::{Position, WebhookId};
+use spillway_webhook::{BodyState, Position, WebhookId};
 
-use crate::classify::shop_hash;
+use crate::classify::{shop_hash, subscription};
 
 /// Approximate bytes of a dead letter's labels and ids.
 const LABEL_BYTES: u64 = 256;
@@ -56,6 +56,12 @@ impl Content for PackBytes {
 
     fn fingerprint(&self, index: u32) -> Option<Fingerprint> {
         fingerprint(&self.0.record(index))
+    }
+
+    fn update(&self, index: u32) -> Option<UpdateState> {
+        let view = self.0.view(index);
+        let subscription = subscription(&view, view.target, view.body)?;
+        Some(UpdateState { subscription, body: BodyState::of(&view, view.body)? })
     }
 
     fn shop_of(pause: &PauseFilter) -> Option<u64> {

@@ -24,6 +24,7 @@ mod reader;
 mod settings;
 mod shares;
 mod status;
+mod suppression;
 mod trace;
 mod translate;
 mod worker;

@@ -8,7 +8,7 @@ use spillway_consumer::gauges::{
     QueueGauges, RouteCounters, TopicCounter, corrupt_packs, counter, counters, dead_lettered,
     end_to_end, gauge, histogram, pauses,
 };
-use spillway_delivery::{Counts, Status};
+use spillway_delivery::{Counts, Status, UndeliveredCounts};
 use spillway_process::metrics::registry;
 use spillway_queue::consumers::ConsumerName;
 use spillway_trace::Tracer;
@@ -37,18 +37,14 @@ pub(crate) struct DownstreamerMetrics {
     pub delivered: IntCounter,
     /// Pauses in force that an operator set.
     pub pauses: IntGauge,
-    /// Webhooks dropped by an operator.
-    pub dropped: IntCounter,
     /// Webhooks that the filter excludes.
     pub routes: RouteCounters,
     /// Deliveries that may be under way at once.
     pub concurrency_limit: IntGauge,
     /// Deliveries that are under way.
     pub concurrency_in_use: IntGauge,
-    /// Duplicates that were dropped.
-    pub duplicates: IntCounter,
-    /// Older events that were coalesced into a newer one.
-    pub coalesced: IntCounter,
+    /// Counters of webhooks that were settled without being delivered or given up.
+    pub undelivered: UndeliveredCounters,
     /// Packs that could not be decoded.
     pub corrupt: IntCounter,
     /// Metrics of lanes.
@@ -76,6 +72,16 @@ pub(crate) struct LaneMetrics {
     pub cuts: IntCounter,
     /// Slow attempts that were cut off.
     pub cut_off: IntCounter,
+}
+
+/// Counters of webhooks that were settled without being delivered or given up, except of those that the
+/// filter excludes.
+pub(crate) struct UndeliveredCounters {
+    duplicates: IntCounter,
+    coalesced: IntCounter,
+    dropped: IntCounter,
+    suppressed: IntCounter,
+    stale: IntCounter,
 }
 
 /// Metrics of stubs, which stand for bodies over Shopify's limit.
@@ -108,6 +114,46 @@ impl StubMetrics {
     /// Counts an attempt to deliver a stub.
     pub(crate) fn count(&self, result: PayloadResult) {
         self.results.with_label_values(&[result.label()]).inc();
+    }
+}
+
+impl UndeliveredCounters {
+    fn new(registry: &Registry) -> Self {
+        Self {
+            duplicates: counter(
+                registry,
+                "spillway_duplicates_total",
+                "Webhooks not delivered, because the very same one was delivered before.",
+            ),
+            coalesced: counter(
+                registry,
+                "spillway_coalesced_total",
+                "Webhooks not delivered, because a newer one of their resource stood for them.",
+            ),
+            dropped: counter(
+                registry,
+                "spillway_dropped_total",
+                "Webhooks dropped by an operator.",
+            ),
+            suppressed: counter(
+                registry,
+                "spillway_suppressed_total",
+                "Updates not delivered, because they show the state that was delivered last.",
+            ),
+            stale: counter(
+                registry,
+                "spillway_stale_total",
+                "Updates not delivered, because they are older than one that came before.",
+            ),
+        }
+    }
+
+    fn counted(&self, before: &UndeliveredCounts, now: &UndeliveredCounts) {
+        self.duplicates.inc_by(now.duplicates - before.duplicates);
+        self.coalesced.inc_by(now.coalesced - before.coalesced);
+        self.dropped.inc_by(now.dropped - before.dropped);
+        self.suppressed.inc_by(now.suppressed - before.suppressed);
+        self.stale.inc_by(now.stale - before.stale);
     }
 }
 
@@ -162,11 +208,6 @@ impl DownstreamerMetrics {
             ),
             pauses: pauses(&registry),
             routes: RouteCounters::new(&registry),
-            dropped: counter(
-                &registry,
-                "spillway_dropped_total",
-                "Webhooks dropped by an operator.",
-            ),
             backend_refuses: gauge(
                 &registry,
                 "spillway_backend_refuses",
@@ -183,16 +224,7 @@ impl DownstreamerMetrics {
                 "spillway_concurrency_in_use",
                 "Deliveries under way.",
             ),
-            duplicates: counter(
-                &registry,
-                "spillway_duplicates_total",
-                "Webhooks not delivered, because the very same one was delivered before.",
-            ),
-            coalesced: counter(
-                &registry,
-                "spillway_coalesced_total",
-                "Webhooks not delivered, because a newer one of their resource stood for them.",
-            ),
+            undelivered: UndeliveredCounters::new(&registry),
             corrupt: corrupt_packs(&registry),
             lanes: LaneMetrics::new(&registry),
             stubs: StubMetrics::new(&registry),
@@ -220,11 +252,8 @@ impl DownstreamerMetrics {
 
     /// Counts the core's work since `before`.
     pub(crate) fn counted(&self, before: &Counts, now: &Counts) {
-        let counted = &before.undelivered;
-        self.duplicates.inc_by(now.undelivered.duplicates - counted.duplicates);
-        self.coalesced.inc_by(now.undelivered.coalesced - counted.coalesced);
-        self.dropped.inc_by(now.undelivered.dropped - counted.dropped);
-        self.routes.excluded.inc_by(now.undelivered.excluded - counted.excluded);
+        self.undelivered.counted(&before.undelivered, &now.undelivered);
+        self.routes.excluded.inc_by(now.undelivered.excluded - before.undelivered.excluded);
         self.corrupt.inc_by(now.chunks_corrupt - before.chunks_corrupt);
         self.lanes.cuts.inc_by(now.cuts - before.cuts);
         self.lanes.cut_off.inc_by(now.cut_off - before.cut_off);

@@ -28,6 +28,7 @@ use crate::body::LeasedBody;
 use crate::connect::{ClientOptions, LeaseCheck, LeaseLost, LeasedClient, tls};
 use crate::payload::turns::FetchTurns;
 
+pub(crate) use crate::payload::settings::PayloadArgs;
 pub use crate::payload::settings::{PayloadHost, PayloadSettings};
 
 /// Fetches at once. More would hold slots of deliveries while the host of the payloads is slow.

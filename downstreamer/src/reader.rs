@@ -373,6 +373,7 @@ mod tests {
             class: Class::Rest,
             is_barrier: false,
             coalesces: 0,
+            is_compared: false,
             fingerprint: None,
             expires_at_ms: None,
             is_excluded: false,

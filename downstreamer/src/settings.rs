@@ -16,12 +16,21 @@ use spillway_limiter::Bounds;
 
 use crate::access::{AccessArgs, BackendAccess};
 use crate::backend::Backend;
-use crate::payload::{PayloadHost, PayloadSettings};
+use crate::payload::{PayloadArgs, PayloadSettings};
+use crate::suppression::{SuppressionArgs, SuppressionSettings};
 
 const MIB: u64 = 1 << 20;
 /// Time that a delivery which began just before SIGTERM may still take, in addition to its
 /// time-out.
 const SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
+
+/// Values of `ORDER_BY`.
+const ORDERS: [(&str, OrderBy); 4] = [
+    ("resource", OrderBy::Resource),
+    ("topic", OrderBy::Topic),
+    ("shop", OrderBy::Shop),
+    ("none", OrderBy::None),
+];
 
 /// Delivers queued webhooks to a backend over HTTP, in order per resource, and retries until each is
 /// delivered or a dead letter. Every setting is a flag and an environment variable.
@@ -100,6 +109,9 @@ pub struct DownstreamerArgs {
     #[arg(long, env = "COALESCE_MAX_WAIT", default_value = "10m")]
     coalesce_max_wait: String,
 
+    #[command(flatten)]
+    suppression: SuppressionArgs,
+
     /// Wait before the second attempt; doubles with each further one [10ms to 1h]
     #[arg(long, env = "RETRY_FIRST", default_value = "1s")]
     retry_first: String,
@@ -140,19 +152,8 @@ pub struct DownstreamerArgs {
     #[arg(long, env = "INDEX_MEMORY", default_value = "128MiB")]
     index_memory: String,
 
-    /// Deliver the payload in place of the stub of an oversize Event: on or off
-    #[arg(long, env = "FETCH_PAYLOADS", default_value = "off")]
-    fetch_payloads: String,
-
-    /// Hosts that payloads are fetched from, comma separated, such as payloads.example.com or
-    /// *.example.com; needed with FETCH_PAYLOADS=on. Another port: host:8443; without TLS: http://host
-    #[arg(long, env = "PAYLOAD_HOSTS")]
-    payload_hosts: Option<String>,
-
-    /// Maximum size of a fetched payload; all together take at most four times as much memory [1KiB
-    /// to 1GiB]
-    #[arg(long, env = "PAYLOAD_MAX", default_value = "32MiB")]
-    payload_max: String,
+    #[command(flatten)]
+    payloads: PayloadArgs,
 
     /// Time to finish what is under way after SIGTERM [1s to 15m]; default: DELIVERY_TIMEOUT + 5s
     #[arg(long, env = "SHUTDOWN_TIMEOUT")]
@@ -188,6 +189,8 @@ pub struct DownstreamerSettings {
     pub coalesce_topics: Vec<String>,
     /// Longest time by which an event may be older than the one that stands for it.
     pub coalesce_wait_max: Duration,
+    /// Dropping of updates that show nothing new.
+    pub suppression: SuppressionSettings,
     /// Pauses between attempts.
     pub backoff: Backoff,
     /// Time for which failing deliveries are retried.
@@ -244,12 +247,6 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
         let s = Duration::from_secs;
         let hour = s(3600);
         let day = s(24 * 3600);
-        let choices = [
-            ("resource", OrderBy::Resource),
-            ("topic", OrderBy::Topic),
-            ("shop", OrderBy::Shop),
-            ("none", OrderBy::None),
-        ];
         let delivery_timeout =
             checker.duration("DELIVERY_TIMEOUT", &self.delivery_timeout, ms(100)..=s(600));
         let backoff = Backoff {
@@ -268,7 +265,7 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
             backend,
             access: self.access.check(checker),
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen, "127.0.0.1:9812"),
-            order_by: checker.choice("ORDER_BY", &self.order_by, &choices),
+            order_by: checker.choice("ORDER_BY", &self.order_by, &ORDERS),
             delivery_timeout,
             bounds: self.bounds(checker),
             shop_bounds: self.shop_bounds(checker),
@@ -280,6 +277,7 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
                 &self.coalesce_max_wait,
                 s(1)..=day,
             ),
+            suppression: self.suppression.check(checker, &self.order_by),
             backoff,
             retry_for: checker.duration("RETRY_FOR", &self.retry_for, s(1)..=60 * day),
             retry_refused_for: checker.duration(
@@ -292,7 +290,7 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
             dead_bytes_max: checker.size("DEAD_MAX", &self.dead_max, 0..=64 * 1024 * MIB),
             park_after: checker.duration("PARK_AFTER", &self.park_after, s(1)..=day),
             index_bytes: memory(checker, "INDEX_MEMORY", &self.index_memory),
-            payloads: self.payloads(checker),
+            payloads: self.payloads.check(checker),
             shutdown_timeout: match &self.shutdown_timeout {
                 Some(text) => checker.duration("SHUTDOWN_TIMEOUT", text, s(1)..=s(900)),
                 None => delivery_timeout + SHUTDOWN_SLACK,
@@ -328,6 +326,7 @@ impl DownstreamerSettings {
             park_after: self.park_after,
             index_bytes: self.index_bytes,
             keeps_fingerprints: self.keeps_fingerprints(),
+            suppression: self.suppression.core,
             seed,
             tuning: Tuning::default(),
         }
@@ -403,26 +402,6 @@ impl DownstreamerArgs {
             window: if is_wanted { window } else { Duration::ZERO },
             bytes: memory(checker, "DEDUP_MEMORY", &self.dedup_memory),
         }
-    }
-
-    fn payloads(&self, checker: &mut Checker) -> Option<PayloadSettings> {
-        const KEY: &str = "PAYLOAD_HOSTS";
-        let is_on =
-            checker.choice("FETCH_PAYLOADS", &self.fetch_payloads, &[("off", false), ("on", true)]);
-        let names = self.payload_hosts.as_deref().unwrap_or_default().split(',').map(str::trim);
-        let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
-        if is_on && names.is_empty() {
-            checker
-                .mistake(KEY, "is required with FETCH_PAYLOADS=on: name the hosts of payload_url");
-        }
-        let host = |name: &str| {
-            let parsed = PayloadHost::parse(name);
-            parsed.map_err(|problem| checker.mistake(KEY, format_args!("{name} {problem}"))).ok()
-        };
-        let hosts = names.into_iter().filter_map(host).collect();
-        let bytes = checker.size("PAYLOAD_MAX", &self.payload_max, 1024..=1024 * MIB);
-        let bytes_max = usize::try_from(bytes).expect("BUG: the range ends below 2^31");
-        is_on.then_some(PayloadSettings { hosts, bytes_max })
     }
 }
 

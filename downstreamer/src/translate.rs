@@ -189,6 +189,8 @@ fn outcome_record(record: &SettledRecord) -> OutcomeRecord {
     let outcome = match record.outcome {
         Outcome::Delivered => history::RecordedOutcome::Delivered,
         Outcome::Duplicate => history::RecordedOutcome::Duplicate,
+        Outcome::Suppressed => history::RecordedOutcome::Suppressed,
+        Outcome::Stale => history::RecordedOutcome::Stale,
         Outcome::Coalesced => history::RecordedOutcome::Coalesced,
         Outcome::Dead => history::RecordedOutcome::Dead,
         Outcome::Dropped => history::RecordedOutcome::Dropped,

@@ -112,7 +112,10 @@ pub const SETTING_NAMES: &[&str] = &[
     "SPILL_MAX",
     "SSL_CERT_DIR",
     "SSL_CERT_FILE",
+    "STALE_UPDATES",
     "START_AT",
+    "SUPPRESS_MEMORY",
+    "SUPPRESS_TOPICS",
     "TLS_CERT_FILE",
     "TLS_KEY_FILE",
 ];

@@ -32,6 +32,10 @@ pub enum RecordedOutcome {
     Dead = 4,
     /// An operator ordered to drop it.
     Dropped = 5,
+    /// The update showed the state of its resource that was delivered last.
+    Suppressed = 6,
+    /// The update was older than that state.
+    Stale = 7,
 }
 
 /// Record of one settled webhook.
@@ -86,8 +90,10 @@ impl OutcomeRecord {
 
 impl RecordedOutcome {
     fn of(byte: u8) -> Option<Self> {
-        let all = [Self::Delivered, Self::Duplicate, Self::Coalesced, Self::Dead, Self::Dropped];
-        all.into_iter().find(|outcome| *outcome as u8 == byte)
+        let sent = [Self::Delivered, Self::Dead];
+        let unsent =
+            [Self::Duplicate, Self::Coalesced, Self::Dropped, Self::Suppressed, Self::Stale];
+        sent.into_iter().chain(unsent).find(|outcome| *outcome as u8 == byte)
     }
 }
 
@@ -136,7 +142,7 @@ mod tests {
         let mut bytes = Vec::new();
         one.write(&mut bytes);
         assert_eq!(bytes.len(), RECORD_BYTES);
-        let two = OutcomeRecord { outcome: RecordedOutcome::Dropped, ..one };
+        let two = OutcomeRecord { outcome: RecordedOutcome::Stale, ..one };
         two.write(&mut bytes);
         let mut unknown = bytes.clone();
         unknown[24] = 99;

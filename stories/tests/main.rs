@@ -63,6 +63,7 @@ mod spill_load;
 mod stall;
 mod statuses;
 mod supervisor;
+mod suppress;
 mod takeover;
 mod tls;
 mod together;

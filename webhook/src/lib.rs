@@ -5,9 +5,11 @@
 //! (did Shopify send it?) → [`shopify`], [`family`] and [`freshness`] (what is its topic, do headers
 //! and body belong together, and how old is it?) →
 //! [`pack`] (many webhooks as one stream entry) → [`identity`], [`resource`] and [`fingerprint`]
-//! (its id, its resource, and is it a duplicate?) → [`chunk`] (webhooks of one lane that wait, each
-//! with its [`position`]). [`filter`] says which consumers deliver it.
+//! (its id, its resource, and is it a duplicate?) → [`body_state`] (does it show anything new?) →
+//! [`chunk`] (webhooks of one lane that wait, each with its [`position`]). [`filter`] says which
+//! consumers deliver it.
 
+pub mod body_state;
 pub mod changes;
 pub mod chunk;
 pub mod family;
@@ -26,6 +28,7 @@ pub mod spans;
 pub mod stable_hash;
 pub mod target;
 
+pub use body_state::BodyState;
 pub use changes::{Changes, RetryChanges, StoredRetry};
 pub use chunk::Chunk;
 pub use family::Stub;

@@ -122,8 +122,7 @@ fn id_from_body(kind: &str, body: &[u8]) -> Option<String> {
 }
 
 fn id_of_event(headers: &impl Headers, topic: &str, kind: &str, body: &[u8]) -> Option<String> {
-    let mut root = type_name(topic).to_owned();
-    root.get_mut(..1)?.make_ascii_lowercase();
+    let root = root_of(topic)?;
     let ids: Option<EventIds> = serde_json::from_slice(body).ok();
     let variables = ids.as_ref().and_then(|ids| ids.query_variables);
     let changed = ids.as_ref().and_then(|ids| ids.fields_changed);
@@ -141,6 +140,13 @@ pub fn is_whole_state(body: &[u8]) -> bool {
         query_variables.is_some_and(|variables| variables.len() == 1)
             && data.is_some_and(|data| data.get().starts_with('{'))
     })
+}
+
+/// Name of a topic's resource in the body of an Event: `inventoryItem` for `InventoryItem/update`.
+pub(crate) fn root_of(topic: &str) -> Option<String> {
+    let mut root = type_name(topic).to_owned();
+    root.get_mut(..1)?.make_ascii_lowercase();
+    Some(root)
 }
 
 fn type_name(topic: &str) -> &str {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
+use crate::classified::UpdateState;
 use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::proven::Proven;
@@ -80,6 +81,8 @@ pub(crate) struct Sent {
     pub fingerprint: Option<Fingerprint>,
     /// Number of older events that the webhook stands for.
     pub older: u32,
+    /// State that is sent, if it is compared.
+    pub update: Option<UpdateState>,
 }
 
 /// Times of the first and the last of several cuts.

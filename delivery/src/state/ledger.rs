@@ -6,10 +6,11 @@ use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use crate::classified::Content;
+use crate::classified::{Content, UpdateState};
 use crate::settlement::{GivenUp, PendingSettlement};
 use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, NodeKey, ResourceKey};
+use crate::state::last_delivered::LastDelivered;
 use crate::state::seen::DedupWindow;
 use crate::state::shop::ShopKey;
 
@@ -19,6 +20,8 @@ pub(crate) struct Finished<C: Content> {
     pub end: HeadEnd<C>,
     pub fingerprint: Option<Fingerprint>,
     pub attempts: u32,
+    /// State that was delivered, if it is compared.
+    pub update: Option<UpdateState>,
 }
 
 /// Result of a head.
@@ -27,6 +30,10 @@ pub(crate) enum HeadEnd<C: Content> {
     Delivered,
     /// The webhook was delivered before.
     Duplicate,
+    /// The update shows the state that was delivered last.
+    Suppressed,
+    /// The update is older than that state.
+    Stale,
     /// The webhook is given up. Holds the dead letter and its size in Redis.
     Dead(Box<GivenUp<C>>, u64),
 }
@@ -39,12 +46,19 @@ pub(crate) struct WebhookPlace {
     pub replay: Option<StreamId>,
 }
 
-/// Everything that waits for a settlement.
-pub(crate) struct Ledger<C: Content> {
-    pub finished: Vec<Finished<C>>,
+/// Webhooks that are settled without being delivered or given up.
+#[derive(Debug, Default)]
+pub(crate) struct UndeliveredPlaces {
+    /// Webhooks that an operator dropped.
     pub dropped: VecDeque<WebhookPlace>,
     /// Webhooks in lanes that the filter excludes.
     pub excluded: VecDeque<WebhookPlace>,
+}
+
+/// Everything that waits for a settlement.
+pub(crate) struct Ledger<C: Content> {
+    pub finished: Vec<Finished<C>>,
+    pub undelivered: UndeliveredPlaces,
     /// Leads to record before they are sent.
     pub new_leads: Vec<(ResourceKey, u64, Position)>,
     /// Lanes whose row may have changed.
@@ -57,6 +71,7 @@ pub(crate) struct Ledger<C: Content> {
     pub draft: Draft<C>,
     pub settling: Option<Settling>,
     pub seen: DedupWindow,
+    pub last_delivered: LastDelivered,
     /// Bytes of dead letters that are not settled yet.
     pub dying_bytes: u64,
     /// Number of heads in `finished` that have expired.
@@ -85,6 +100,8 @@ pub(crate) struct Settling {
     pub nodes: Vec<NodeKey>,
     pub heads: Vec<ResourceKey>,
     pub seen: Vec<Fingerprint>,
+    /// Delivered states, with the hash of their resource.
+    pub delivered: Vec<(u64, UpdateState)>,
     pub leads: Vec<(ResourceKey, u64, Position)>,
     pub barriers: Vec<(ShopKey, Position)>,
     pub dead_bytes: u64,
@@ -95,11 +112,10 @@ pub(crate) struct Settling {
 }
 
 impl<C: Content> Ledger<C> {
-    pub(crate) fn new(seen: DedupWindow) -> Self {
+    pub(crate) fn new(seen: DedupWindow, last_delivered: LastDelivered) -> Self {
         Self {
             finished: Vec::new(),
-            dropped: VecDeque::new(),
-            excluded: VecDeque::new(),
+            undelivered: UndeliveredPlaces::default(),
             new_leads: Vec::new(),
             changed: Vec::new(),
             retries: BTreeMap::new(),
@@ -107,6 +123,7 @@ impl<C: Content> Ledger<C> {
             draft: Draft::default(),
             settling: None,
             seen,
+            last_delivered,
             dying_bytes: 0,
             expired: 0,
         }

@@ -126,7 +126,7 @@ pub(crate) fn tidy_controls<C: Content>(core: &mut Core<C>) {
     // Only a settlement that knows the version of the names clears them.
     let keeps_names = std::mem::take(&mut controls.keeps_names);
     settlement.controls.known = if keeps_names { 0 } else { controls.known };
-    if !core.ledger.dropped.is_empty() {
+    if !core.ledger.undelivered.dropped.is_empty() {
         return;
     }
     settlement.controls.carried_out = controls.carrying_out.take();

@@ -132,7 +132,7 @@ pub(crate) fn ends_as_duplicate<C: Content>(
     }
     core.counts.undelivered.duplicates += 1;
     let end = HeadEnd::Duplicate;
-    finish::finish(core, Finished { resource, end, fingerprint, attempts: 0 });
+    finish::finish(core, Finished { resource, end, fingerprint, attempts: 0, update: None });
     true
 }
 

@@ -6,7 +6,7 @@ use crate::state::Core;
 use crate::state::attempts::{Attempt, Sent};
 use crate::state::index::NodeKey;
 use crate::state::resource::Step;
-use crate::steps::{choose, gate, slots, suspect_turns, time, turns};
+use crate::steps::{choose, compare, gate, slots, suspect_turns, time, turns};
 use crate::turn::Turn;
 
 /// Most shops that are skipped at once because they hold slots.
@@ -61,26 +61,34 @@ pub(crate) fn dispatch_turns<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
 fn begin<C: Content>(core: &mut Core<C>, turn: Turn) -> Option<Effect<C>> {
     let wait_max = core.config.coalesce_wait_max;
     let (node, content, record_index) = choose::at_turn(core, turn, wait_max)?;
-    send(core, turn, node, content, record_index)
+    let is_replay = core.queue.index.replay(node).is_some();
+    let fingerprint = choose::fingerprint(core, &content, record_index);
+    if !is_replay && choose::ends_as_duplicate(core, turn.resource, fingerprint) {
+        return None;
+    }
+    let update = compare::update(core, node, &content, record_index);
+    if !is_replay && compare::ends_as_known(core, turn.resource, fingerprint, update) {
+        return None;
+    }
+    let update = compare::begin_attempt(core, turn.resource, update, is_replay);
+    let run = core.queue.index.run(turn.resource);
+    let older = u32::try_from(run.len() - 1).unwrap_or(u32::MAX);
+    send(core, turn, node, (content, record_index), Sent { fingerprint, older, update })
 }
 
 fn send<C: Content>(
     core: &mut Core<C>,
     turn: Turn,
     node: NodeKey,
-    content: C,
-    record_index: u32,
+    (content, record_index): (C, u32),
+    sent: Sent,
 ) -> Option<Effect<C>> {
     let Turn { shop, lane, resource } = turn;
+    let Sent { fingerprint, older, .. } = sent;
     let position = core.queue.index.node(node).position;
     let head = core.queue.index.head(resource)?;
     let is_replay = core.queue.index.replay(node).is_some();
     let attempts = core.queue.retries.get(head).map_or(0, |retry| retry.attempts);
-    let own = choose::fingerprint(core, &content, record_index);
-    if !is_replay && choose::ends_as_duplicate(core, resource, own) {
-        return None;
-    }
-    let older = u32::try_from(core.queue.index.run(resource).len() - 1).unwrap_or(u32::MAX);
     let now = core.session.now.at;
     core.queue.step(resource, Step::Sent);
     core.ledger.sent.insert(resource, (content.clone(), record_index));
@@ -100,7 +108,7 @@ fn send<C: Content>(
         began: now,
         began_active: active,
         in_flight: core.attempts.len() + 1,
-        sent: Sent { fingerprint: own, older },
+        sent,
         is_suspect,
         is_slow: false,
         is_long: false,
@@ -117,6 +125,6 @@ fn send<C: Content>(
         attempt: attempts + 1,
         older,
         is_replay,
-        fingerprint: own,
+        fingerprint,
     })))
 }

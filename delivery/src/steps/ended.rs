@@ -7,7 +7,7 @@ use spillway_limiter::{Sample, Signal};
 use crate::classified::Content;
 use crate::event::{AttemptEnd, Scope, Verdict};
 use crate::state::Core;
-use crate::state::attempts::{Attempt, AttemptId};
+use crate::state::attempts::{Attempt, AttemptId, Sent};
 use crate::state::backoff::jittered;
 use crate::state::lane::{FAILURES_KNOWN, Failures, Suspect};
 use crate::state::ledger::{Finished, HeadEnd};
@@ -207,10 +207,10 @@ fn delivered<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
     }
     core.counts.delivered += 1;
     core.counts.undelivered.coalesced += u64::from(attempt.sent.older);
-    let fingerprint = attempt.sent.fingerprint;
-    let attempts = attempt.number;
+    let Sent { fingerprint, update, .. } = attempt.sent;
+    let Attempt { resource, number: attempts, .. } = *attempt;
     let end = HeadEnd::Delivered;
-    finish::finish(core, Finished { resource: attempt.resource, end, fingerprint, attempts });
+    finish::finish(core, Finished { resource, end, fingerprint, attempts, update });
 }
 
 /// Lets every lane probe at once, because the backend has come back.

@@ -15,7 +15,7 @@ use crate::state::ready::ReadyKind;
 use crate::state::resource::HeadState;
 use crate::state::shop::ShopGate;
 use crate::steps::time::About;
-use crate::steps::{choose, gate, give_up, pick, spent};
+use crate::steps::{choose, compare, gate, give_up, pick, spent};
 use crate::turn::Turn;
 
 /// Lanes per scan.
@@ -136,6 +136,10 @@ fn expire_turn<C: Content>(core: &mut Core<C>, turn: Turn, excess: Duration) -> 
     let attempts = core.queue.retries.get(head).map_or(0, |retry| retry.attempts);
     let fingerprint = choose::fingerprint(core, &content, record_index);
     if choose::ends_as_duplicate(core, turn.resource, fingerprint) {
+        return true;
+    }
+    let update = compare::update(core, node, &content, record_index);
+    if compare::ends_as_known(core, turn.resource, fingerprint, update) {
         return true;
     }
     let reason = EXPIRED;

@@ -18,7 +18,7 @@ pub(crate) fn drop_webhook<C: Content>(core: &mut Core<C>, dropped: WebhookPlace
     if let Some(lane) = core.queue.lanes.get_mut(dropped.lane) {
         lane.dropping += 1;
     }
-    core.ledger.dropped.push_back(dropped);
+    core.ledger.undelivered.dropped.push_back(dropped);
 }
 
 /// Notes a webhook in a lane that the filter excludes. A settlement settles it.
@@ -27,7 +27,7 @@ pub(crate) fn exclude_webhook<C: Content>(core: &mut Core<C>, excluded: WebhookP
         lane.dropping += 1;
     }
     core.counts.undelivered.excluded += 1;
-    core.ledger.excluded.push_back(excluded);
+    core.ledger.undelivered.excluded.push_back(excluded);
 }
 
 /// Forgets the recorded lead of a resource, also in Redis.

@@ -2,7 +2,7 @@
 //!
 //! A webhook passes these checks in order: leader and operator, backend (here), its shop
 //! (`state/shop.rs`), lane (here), barriers (`pick`), limiter (`slots`), coalescing, bytes in memory
-//! and pauses (`choose`), duplicates (`dispatch`).
+//! and pauses (`choose`), duplicates, and updates that show nothing new (`dispatch`).
 
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use crate::state::Core;
 use crate::state::attempts::Attempt;
 use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::ledger::{Finished, HeadEnd};
-use crate::steps::{apply_controls, finish, retries, spent};
+use crate::steps::{apply_controls, compare, finish, retries, spent};
 
 /// Failure of one attempt.
 pub(crate) struct AttemptFailure<E> {
@@ -84,7 +84,8 @@ pub(crate) fn end_as_dead_letter<C: Content>(
     core.counts.dead(letter.reason);
     let attempts = letter.attempts;
     let end = HeadEnd::Dead(Box::new(letter), bytes);
-    finish::finish(core, Finished { resource, end, fingerprint, attempts });
+    compare::forget(core, resource);
+    finish::finish(core, Finished { resource, end, fingerprint, attempts, update: None });
 }
 
 /// Dead letter of the webhook that an attempt sent; `None` if its bytes are not in memory.

@@ -137,7 +137,7 @@ pub(crate) fn move_next<C: Content>(core: &mut Core<C>, advance: &mut Advance) -
 /// block all that is left, or there are too many packs.
 fn may_move<C: Content>(core: &Core<C>, front: &MainPack, classified: &[Classified]) -> bool {
     // Dropped webhooks are settled in their pack before it moves.
-    let is_dropping = !core.ledger.dropped.is_empty();
+    let is_dropping = !core.ledger.undelivered.dropped.is_empty();
     if !may_move_at_all(core) || is_dropping || !is_due(core, front) {
         return false;
     }

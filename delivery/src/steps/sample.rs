@@ -8,7 +8,7 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
 use crate::classified::{Class, Classified, Content};
-use crate::config::{Config, Tuning};
+use crate::config::{Config, Suppression, Tuning};
 use crate::event::Loaded;
 use crate::state::Core;
 use crate::state::backoff::Backoff;
@@ -71,6 +71,7 @@ pub(crate) fn core(index_bytes: usize, loaded: Loaded) -> Core<NoContent> {
         park_after: Duration::ZERO,
         index_bytes,
         keeps_fingerprints: false,
+        suppression: Suppression::default(),
         seed: 1,
         tuning: Tuning::default(),
     };
@@ -86,6 +87,7 @@ pub(crate) fn classified(resource: u64, lane: u64) -> Classified {
         class: Class::Rest,
         is_barrier: false,
         coalesces: 1,
+        is_compared: false,
         fingerprint: None,
         expires_at_ms: None,
         is_excluded: false,

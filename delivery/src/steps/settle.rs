@@ -15,7 +15,7 @@ use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
 use crate::state::Core;
 use crate::state::expiry::EXPIRED;
 use crate::state::index::{LaneKey, NodeKey};
-use crate::state::ledger::{Draft, Finished, HeadEnd, WebhookPlace};
+use crate::state::ledger::{Draft, Finished, HeadEnd, UndeliveredPlaces, WebhookPlace};
 use crate::state::main_stream::{Advance, MainPack};
 use crate::state::seen::given_up;
 use crate::steps::{apply_controls, finish, moving, time};
@@ -115,12 +115,18 @@ fn settle_run<C: Content>(core: &mut Core<C>, one: &Finished<C>, run: &[NodeKey]
     let outcome = match one.end {
         HeadEnd::Delivered => Outcome::Delivered,
         HeadEnd::Duplicate => Outcome::Duplicate,
+        HeadEnd::Suppressed => Outcome::Suppressed,
+        HeadEnd::Stale => Outcome::Stale,
         HeadEnd::Dead(..) => Outcome::Dead,
     };
     let hash = core.queue.index.resource(one.resource).map_or(0, |resource| resource.hash);
     let is_replay = run.first().is_some_and(|node| core.queue.index.replay(*node).is_some());
     if !is_replay && core.queue.leads.remove(&hash).is_some() {
         core.ledger.draft.settlement.lanes.leads.deleted.push(hash);
+    }
+    if outcome == Outcome::Delivered {
+        let delivered = one.update.map(|update| (hash, update));
+        core.ledger.draft.settling.delivered.extend(delivered);
     }
     for node in run {
         let is_lead = run.last() == Some(node);
@@ -133,7 +139,8 @@ fn settle_run<C: Content>(core: &mut Core<C>, one: &Finished<C>, run: &[NodeKey]
         let fingerprint = if is_lead { one.fingerprint } else { kept };
         let remembered = match outcome {
             _ if replay.is_some() || !core.ledger.seen.is_on() => None,
-            Outcome::Delivered => fingerprint,
+            // A late copy of an update that was dropped shows an old state.
+            Outcome::Delivered | Outcome::Suppressed | Outcome::Stale => fingerprint,
             Outcome::Dead if is_coalesced => fingerprint.map(given_up),
             _ => None,
         };
@@ -158,9 +165,10 @@ fn settle_undelivered<C: Content>(core: &mut Core<C>) {
         if core.ledger.draft.settling.lanes.len() >= most {
             break;
         }
-        let dropped = core.ledger.dropped.pop_front();
+        let UndeliveredPlaces { dropped, excluded } = &mut core.ledger.undelivered;
+        let dropped = dropped.pop_front();
         let is_dropped = dropped.is_some();
-        let Some(one) = dropped.or_else(|| core.ledger.excluded.pop_front()) else { break };
+        let Some(one) = dropped.or_else(|| excluded.pop_front()) else { break };
         if let Some(lane) = core.queue.lanes.get_mut(one.lane) {
             lane.dropping -= 1;
         }

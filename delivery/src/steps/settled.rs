@@ -13,10 +13,14 @@ use crate::steps::barriers;
 /// Handles the applied settlement.
 pub(crate) fn settlement_applied<C: Content>(core: &mut Core<C>) {
     let Some(settling) = core.ledger.settling.take() else { return };
-    let Settling { nodes, heads, seen, leads, barriers, dead_bytes, lanes, .. } = settling;
+    let Settling { nodes, heads, seen, delivered, leads, barriers, dead_bytes, lanes, .. } =
+        settling;
     core.ledger.dying_bytes -= dead_bytes;
     core.reading.front_moved();
     seen.into_iter().for_each(|one| core.ledger.seen.insert(one, core.session.now.wall_ms));
+    for (resource, update) in delivered {
+        core.ledger.last_delivered.on_delivered(resource, update);
+    }
     for node in nodes {
         let lane = core.queue.index.node(node).lane;
         if let Some(lane) = core.queue.lanes.get_mut(lane) {

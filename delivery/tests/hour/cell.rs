@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use spillway_delivery::{
     AttemptEnd, AttemptId, Backoff, Config, Controls, Core, DedupWindow, Dispatch, Drops, Effect,
-    Event, Loaded, Now, Outcome, PendingSettlement, ShopBounds, Tuning, Verdict,
+    Event, Loaded, Now, Outcome, PendingSettlement, ShopBounds, Suppression, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::StreamId;
@@ -233,6 +233,7 @@ impl<'a> Cell<'a> {
             park_after: self.load.park_after,
             index_bytes: self.load.index_bytes,
             keeps_fingerprints: false,
+            suppression: Suppression::default(),
             seed: u64::from(number("SEED", 7)) + self.term,
             tuning: Tuning::default(),
         }

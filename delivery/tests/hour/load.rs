@@ -173,6 +173,7 @@ impl Webhook {
             class: Class::Rest,
             is_barrier: false,
             coalesces: 0,
+            is_compared: false,
             fingerprint: None,
             expires_at_ms: None,
             is_excluded: false,

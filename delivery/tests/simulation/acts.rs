@@ -13,6 +13,14 @@ use crate::world::{Task, World};
 
 /// Most webhooks that wait. More would only take longer.
 pub(crate) const WAITING_MAX: usize = 300;
+/// States of a resource.
+const STATES: u64 = 3;
+/// Subscriptions to products.
+const SUBSCRIPTIONS: u64 = 2;
+/// Time by which an update may be sent too late.
+const LATE_MS: u64 = 8000;
+/// Resolution of the times of updates.
+const ROUGH_MS: u64 = 100;
 /// Most replays ordered at once: more than the smaller indexes hold.
 const REPLAYS_MAX: usize = 150;
 
@@ -120,7 +128,20 @@ impl World {
             let position = Position::new(entry, index);
             let fingerprint = u128::from(mix(self.random.next())) | 1;
             let (shop, kind, resource) = self.some_resource();
-            let new = Webhook { position, shop, kind, resource, fingerprint };
+            let state = self.small(STATES);
+            let subscription = if kind == PRODUCTS { 1 + self.small(SUBSCRIPTIONS) } else { 1 };
+            let late_ms = if self.random.chance(150) { self.random.below(LATE_MS) } else { 0 };
+            let updated_ms = (ms - late_ms) / ROUGH_MS * ROUGH_MS;
+            let new = Webhook {
+                position,
+                shop,
+                kind,
+                resource,
+                fingerprint,
+                state,
+                updated_ms,
+                subscription,
+            };
             let webhook = match self.earlier().filter(|_| self.random.chance(50)) {
                 Some(earlier) => Webhook { position, ..earlier },
                 None => new,

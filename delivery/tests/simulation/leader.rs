@@ -335,6 +335,9 @@ impl World {
 
     /// Notes that the backend accepted a webhook, unless the stored data is older.
     fn arrived(&mut self, attempt: &InFlight) {
+        if attempt.end.arrives {
+            self.shown.arrived(&attempt.webhook, attempt.is_replay);
+        }
         if attempt.end.arrives && !self.is_astray {
             self.truth.arrive(attempt.webhook.position, attempt.is_replay, self.scheme);
         }

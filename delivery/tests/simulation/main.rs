@@ -12,6 +12,7 @@ mod liveness;
 mod plan;
 mod random;
 mod redis;
+mod shown;
 mod tally;
 mod truth;
 mod webhook;
@@ -57,7 +58,7 @@ fn play(world: &mut World, steps: u64) -> Result<(), Violation> {
     let until = world.now + CALM_MAX;
     for _ in 0..CALM_STEPS {
         if is_over(world) {
-            return Ok(());
+            return world.shown.check_end(world.circumstances());
         }
         world.step()?;
         if world.now > until {

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use spillway_delivery::{AtOnce, Backoff, Config, DedupWindow, ShopBounds, Tuning};
+use spillway_delivery::{AtOnce, Backoff, Config, DedupWindow, ShopBounds, Suppression, Tuning};
 use spillway_limiter::Bounds;
 
 use crate::random::Random;
 use crate::webhook::{Exclusion, SHOPS, Scheme};
+
+/// Memory for the last delivered states of all resources.
+pub(crate) const ROOMY: usize = 1 << 20;
 
 /// Settings of one run.
 pub(crate) struct Plan {
@@ -130,6 +133,10 @@ fn config(random: &mut Random) -> Config {
         park_after: random.ms(0, 3000),
         index_bytes: random.pick(&[4000, 5000, 6000, 8000, 12_000, 30_000, 1 << 20]),
         keeps_fingerprints: random.chance(500),
+        suppression: Suppression {
+            bytes: random.pick(&[0, 1500, ROOMY, ROOMY]),
+            drops_stale: random.chance(500),
+        },
         seed: random.next(),
         tuning: Tuning {
             window_low: random.pick(&[1, 2, 4, 16, 512]),

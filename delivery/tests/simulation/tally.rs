@@ -21,7 +21,7 @@ pub(crate) struct Tally {
     pub chunks_read: u64,
     pub leads: u64,
     pub barriers_moved: u64,
-    pub outcomes: [u64; 5],
+    pub outcomes: [u64; 7],
     /// Dead letters without a last attempt.
     pub expired: u64,
     pub replays: u64,
@@ -52,6 +52,8 @@ impl Tally {
                 Outcome::Coalesced => 2,
                 Outcome::Dead => 3,
                 Outcome::Dropped => 4,
+                Outcome::Suppressed => 5,
+                Outcome::Stale => 6,
             };
             self.outcomes[at] += 1;
         }
@@ -83,7 +85,7 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { steps, webhooks, sent, takeovers, moved, cuts, chunks_read, leads, .. } = self;
-        let [delivered, duplicate, coalesced, dead, dropped] = self.outcomes;
+        let [delivered, duplicate, coalesced, dead, dropped, suppressed, stale] = self.outcomes;
         let Self {
             barriers_moved,
             expired,
@@ -102,7 +104,7 @@ impl fmt::Display for Tally {
              barriers), {cuts} cuts, {chunks_read} chunks read, {leads} leads, {delivered} \
              delivered, {duplicate} duplicates, {coalesced} coalesced, {dead} dead ({expired} \
              expired), {dropped} \
-             dropped, {excluded} excluded, {spoiled} chunks lost, {replays} replays, {waits} waits checked, the longest {longest:.1?}"
+             dropped, {suppressed} suppressed, {stale} stale, {excluded} excluded, {spoiled} chunks lost, {replays} replays, {waits} waits checked, the longest {longest:.1?}"
         )
     }
 }

@@ -264,7 +264,7 @@ impl Truth {
         let lead = later.iter().find(|one| one.outcome != Outcome::Coalesced);
         let expected = match lead.map(|lead| lead.outcome) {
             _ if self.window_ms == 0 => None,
-            Some(Outcome::Delivered) => record.fingerprint,
+            Some(Outcome::Delivered | Outcome::Suppressed | Outcome::Stale) => record.fingerprint,
             Some(Outcome::Dead) if is_coalesced => record.fingerprint.map(|one| !one),
             _ => None,
         };
@@ -272,7 +272,9 @@ impl Truth {
             return Err(format!("{} is not remembered as it ended", webhook.name()));
         }
         match lead.map(|lead| lead.outcome) {
-            Some(Outcome::Delivered) => drop(self.taken.insert(webhook.fingerprint)),
+            Some(Outcome::Delivered | Outcome::Suppressed | Outcome::Stale) => {
+                self.taken.insert(webhook.fingerprint);
+            }
             Some(Outcome::Dead) if expected.is_some() => {
                 self.given_up.insert(webhook.fingerprint, wall_ms);
             }
@@ -291,7 +293,11 @@ impl Truth {
                 has_arrived
             }),
             Outcome::Dead => true,
-            Outcome::Duplicate | Outcome::Coalesced | Outcome::Dropped => false,
+            Outcome::Duplicate
+            | Outcome::Suppressed
+            | Outcome::Stale
+            | Outcome::Coalesced
+            | Outcome::Dropped => false,
         };
         let name = self.name(record.position);
         if !is_right || record.remembered.is_some() {
@@ -307,6 +313,7 @@ impl Truth {
         match record.outcome {
             Outcome::Delivered => fate.arrived > 0,
             Outcome::Duplicate => self.taken.contains(&fate.webhook.fingerprint),
+            Outcome::Suppressed | Outcome::Stale => fate.webhook.is_compared(letter.scheme),
             Outcome::Coalesced => {
                 let lead = later.iter().find(|one| one.outcome != Outcome::Coalesced);
                 lead.is_some_and(|lead| {

@@ -1,8 +1,10 @@
 //! Webhooks of the simulation: small, with all attributes that decide about their delivery.
 
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
-use spillway_delivery::{Class, Classified, Content};
+use spillway_delivery::{Class, Classified, Content, UpdateState};
+use spillway_webhook::BodyState;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
@@ -47,6 +49,12 @@ pub(crate) struct Webhook {
     pub kind: u8,
     pub resource: u8,
     pub fingerprint: Fingerprint,
+    /// State of the resource that the body shows.
+    pub state: u8,
+    /// Time of that state.
+    pub updated_ms: u64,
+    /// Number of the subscription, from 1.
+    pub subscription: u8,
 }
 
 impl Exclusion {
@@ -67,6 +75,10 @@ impl Webhook {
 
     pub(crate) fn coalesces(&self, scheme: Scheme) -> u8 {
         u8::from(self.kind == ORDERS && scheme == Scheme::Resource)
+    }
+
+    pub(crate) fn is_compared(&self, scheme: Scheme) -> bool {
+        self.kind != BARRIERS && scheme == Scheme::Resource
     }
 
     pub(crate) fn resource(&self) -> Resource {
@@ -98,6 +110,7 @@ impl Webhook {
             class: if self.is_barrier() { Class::Priority } else { Class::Rest },
             is_barrier: self.is_barrier(),
             coalesces: u32::from(self.coalesces(scheme)),
+            is_compared: self.is_compared(scheme),
             fingerprint: keeps_fingerprints.then_some(self.fingerprint),
             expires_at_ms: self.resource.is_multiple_of(2).then_some(0),
             is_excluded: exclusion.excludes(self),
@@ -147,6 +160,15 @@ impl Content for Bytes {
 
     fn fingerprint(&self, index: u32) -> Option<Fingerprint> {
         Some(self.0[index as usize].fingerprint)
+    }
+
+    fn update(&self, index: u32) -> Option<UpdateState> {
+        let Webhook { state, updated_ms, subscription, .. } = self.0[index as usize];
+        let hash = u128::from(mix(u64::from(state)));
+        Some(UpdateState {
+            subscription: NonZeroU32::new(u32::from(subscription))?,
+            body: BodyState { hash, updated_ms: Some(updated_ms) },
+        })
     }
 
     fn shop_of(filter: &Resource) -> Option<u64> {

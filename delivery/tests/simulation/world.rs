@@ -14,9 +14,10 @@ use crate::backend::Backends;
 use crate::counted::Counted;
 use crate::leader::Leader;
 use crate::liveness::Liveness;
-use crate::plan::Plan;
+use crate::plan::{Plan, ROOMY};
 use crate::random::Random;
 use crate::redis::{Letter, Redis, Refused};
+use crate::shown::{Circumstances, Shown};
 use crate::tally::Tally;
 use crate::truth::{Truth, Violation};
 use crate::webhook::{Bytes, Exclusion, Rules, Scheme, Webhook};
@@ -86,6 +87,7 @@ pub(crate) struct World {
     pub now: Duration,
     pub redis: Redis,
     pub truth: Truth,
+    pub shown: Shown,
     pub counted: Counted,
     pub backends: Backends,
     pub environment: Environment,
@@ -149,6 +151,7 @@ impl World {
             now: Duration::ZERO,
             redis,
             truth,
+            shown: Shown::default(),
             counted: Counted::default(),
             backends: Backends::default(),
             environment,
@@ -315,6 +318,7 @@ impl World {
                 for dead in &letter.settlement.dead {
                     self.check_dead(self.truth.webhook(dead.position)?, dead.reason)?;
                 }
+                self.check_states(letter)?;
                 self.truth.check_applied(letter, &self.redis, &replays, wall_ms)?;
             }
             Ok(false) => {}
@@ -333,6 +337,27 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Checks what a settlement drops against the states that the backends have. The truth does not know of
+    /// the settlement yet.
+    fn check_states(&mut self, letter: &Letter) -> Result<(), Violation> {
+        let circumstances = self.circumstances();
+        for record in &letter.settlement.records {
+            let is_replay = !self.truth.unsettled.contains(&record.position);
+            if !is_replay {
+                let webhook = *self.truth.webhook(record.position)?;
+                self.shown.settled(&webhook, record.outcome, circumstances)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Circumstances under which updates are dropped now.
+    pub(crate) fn circumstances(&self) -> Circumstances {
+        let suppression = self.plan.config.suppression;
+        let knows_all = self.tally.takeovers == 0 && suppression.bytes == ROOMY;
+        Circumstances { drops_stale: suppression.drops_stale, knows_all }
     }
 
     /// Reads the main stream in order, and replays.

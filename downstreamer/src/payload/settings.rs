@@ -1,11 +1,34 @@
 //! Settings of fetching: the hosts that payloads may come from, and their size.
 
+use clap::Args;
 use http::Uri;
 use http::uri::{Authority, Scheme};
 use rustls::pki_types::ServerName;
+use spillway_process::Checker;
 use spillway_webhook::Stub;
 
 use super::PayloadResult;
+
+/// Largest `PAYLOAD_MAX`, in bytes.
+const SIZE_MAX: u64 = 1 << 30;
+
+/// Settings of fetching as given.
+#[derive(Debug, Args)]
+pub(crate) struct PayloadArgs {
+    /// Deliver the payload in place of the stub of an oversize Event: on or off
+    #[arg(long, env = "FETCH_PAYLOADS", default_value = "off")]
+    fetch_payloads: String,
+
+    /// Hosts that payloads are fetched from, comma separated, such as payloads.example.com or
+    /// *.example.com; needed with FETCH_PAYLOADS=on. Another port: host:8443; without TLS: http://host
+    #[arg(long, env = "PAYLOAD_HOSTS")]
+    payload_hosts: Option<String>,
+
+    /// Maximum size of a fetched payload; all together take at most four times as much memory [1KiB
+    /// to 1GiB]
+    #[arg(long, env = "PAYLOAD_MAX", default_value = "32MiB")]
+    payload_max: String,
+}
 
 /// Checked settings of fetching.
 #[derive(Debug, Clone)]
@@ -25,6 +48,29 @@ pub struct PayloadHost {
     /// True for all hosts below a domain, and not the domain itself.
     is_domain: bool,
     port: u16,
+}
+
+impl PayloadArgs {
+    /// Checks the settings. `None` if payloads are not fetched.
+    pub(crate) fn check(&self, checker: &mut Checker) -> Option<PayloadSettings> {
+        const KEY: &str = "PAYLOAD_HOSTS";
+        let is_on =
+            checker.choice("FETCH_PAYLOADS", &self.fetch_payloads, &[("off", false), ("on", true)]);
+        let names = self.payload_hosts.as_deref().unwrap_or_default().split(',').map(str::trim);
+        let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+        if is_on && names.is_empty() {
+            checker
+                .mistake(KEY, "is required with FETCH_PAYLOADS=on: name the hosts of payload_url");
+        }
+        let host = |name: &str| {
+            let parsed = PayloadHost::parse(name);
+            parsed.map_err(|problem| checker.mistake(KEY, format_args!("{name} {problem}"))).ok()
+        };
+        let hosts = names.into_iter().filter_map(host).collect();
+        let bytes = checker.size("PAYLOAD_MAX", &self.payload_max, 1024..=SIZE_MAX);
+        let bytes_max = usize::try_from(bytes).expect("BUG: the range ends below 2^31");
+        is_on.then_some(PayloadSettings { hosts, bytes_max })
+    }
 }
 
 impl PayloadHost {

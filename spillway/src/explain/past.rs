@@ -92,11 +92,13 @@ impl History {
                 // was found before.
                 RecordedOutcome::Duplicate => {
                     let before = self.found.iter().rev().map(|found| found.past);
-                    before.into_iter().find(|one| one.outcome == RecordedOutcome::Delivered)
+                    before.into_iter().find(|one| is_original(one.outcome))
                 }
-                RecordedOutcome::Delivered | RecordedOutcome::Dead | RecordedOutcome::Dropped => {
-                    None
-                }
+                RecordedOutcome::Delivered
+                | RecordedOutcome::Dead
+                | RecordedOutcome::Dropped
+                | RecordedOutcome::Suppressed
+                | RecordedOutcome::Stale => None,
             };
             self.found.push(FoundRecord { at_ms: chunk.id.ms, past: *past, other });
         }
@@ -122,6 +124,14 @@ impl History {
     }
 }
 
+/// True if a late copy of a webhook with this outcome is a duplicate.
+fn is_original(outcome: RecordedOutcome) -> bool {
+    matches!(
+        outcome,
+        RecordedOutcome::Delivered | RecordedOutcome::Suppressed | RecordedOutcome::Stale
+    )
+}
+
 impl FoundRecord {
     fn fact(&self, cell: u32) -> Fact {
         let id = |past: OutcomeRecord| {
@@ -145,6 +155,16 @@ impl FoundRecord {
                 ("coalesced", format!("was coalesced: {other} stood for it"))
             }
             (RecordedOutcome::Coalesced, None) => ("coalesced", "was coalesced".to_owned()),
+            (RecordedOutcome::Suppressed, _) => (
+                "suppressed",
+                "was dropped: it showed the state that was delivered last (SUPPRESS_TOPICS)"
+                    .to_owned(),
+            ),
+            (RecordedOutcome::Stale, _) => (
+                "stale",
+                "was dropped: it was older than an update that came before it (STALE_UPDATES)"
+                    .to_owned(),
+            ),
             (RecordedOutcome::Dead, _) => {
                 ("given_up", format!("was given up, {attempts} {attempt}"))
             }

@@ -36,6 +36,8 @@ pub(crate) struct Node {
     pub coalesces: u32,
     /// True if an operator requested it again.
     pub is_replay: bool,
+    /// True if it shows a state that is compared with the last one delivered of its resource.
+    pub is_compared: bool,
 }
 
 impl Node {
@@ -57,6 +59,7 @@ impl Node {
             class: classified.class,
             coalesces: if is_replay { 0 } else { classified.coalesces },
             is_replay,
+            is_compared: classified.is_compared,
         }
     }
 }

@@ -41,6 +41,7 @@ impl One {
             class: Class::Rest,
             is_barrier: false,
             coalesces: 0,
+            is_compared: false,
             fingerprint,
             expires_at_ms: None,
             is_excluded: false,

@@ -1,0 +1,72 @@
+//! Compares an update that has its turn with the last one delivered of its resource. One that shows
+//! nothing new is dropped.
+
+use spillway_webhook::fingerprint::Fingerprint;
+
+use crate::classified::{Content, UpdateState};
+use crate::state::Core;
+use crate::state::index::{NodeKey, ResourceKey};
+use crate::state::last_delivered::Novelty;
+use crate::state::ledger::{Finished, HeadEnd};
+use crate::steps::finish;
+
+/// State that a webhook shows, if it is compared.
+pub(crate) fn update<C: Content>(
+    core: &Core<C>,
+    node: NodeKey,
+    content: &C,
+    record_index: u32,
+) -> Option<UpdateState> {
+    let is_compared = core.ledger.last_delivered.is_on() && core.queue.index.node(node).is_compared;
+    is_compared.then(|| content.update(record_index)).flatten()
+}
+
+/// Ends the head of a resource if the update that would be sent for it shows nothing new. Returns true
+/// if it did.
+pub(crate) fn ends_as_known<C: Content>(
+    core: &mut Core<C>,
+    resource: ResourceKey,
+    fingerprint: Option<Fingerprint>,
+    update: Option<UpdateState>,
+) -> bool {
+    let Some(update) = update else { return false };
+    let Some(hash) = core.queue.index.resource(resource).map(|one| one.hash) else { return false };
+    let end = match core.ledger.last_delivered.compare(hash, &update) {
+        Novelty::Same => {
+            core.counts.undelivered.suppressed += 1;
+            HeadEnd::Suppressed
+        }
+        // Of the events that a lead stands for, one may be newer than the lead.
+        Novelty::Older if core.queue.index.run(resource).len() == 1 => {
+            core.counts.undelivered.stale += 1;
+            HeadEnd::Stale
+        }
+        Novelty::New | Novelty::Older => return false,
+    };
+    finish::finish(core, Finished { resource, end, fingerprint, attempts: 0, update: None });
+    true
+}
+
+/// Notes that an attempt begins with this state. Returns the state to note once the attempt is settled as
+/// delivered; `None` for a replay, which shows an old one.
+pub(crate) fn begin_attempt<C: Content>(
+    core: &mut Core<C>,
+    resource: ResourceKey,
+    update: Option<UpdateState>,
+    is_replay: bool,
+) -> Option<UpdateState> {
+    let hash = core.queue.index.resource(resource)?.hash;
+    core.ledger.last_delivered.on_attempt(hash, update);
+    if is_replay {
+        core.ledger.last_delivered.forget(hash);
+        return None;
+    }
+    update
+}
+
+/// Forgets the state of a resource, of which a webhook is given up.
+pub(crate) fn forget<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
+    if let Some(hash) = core.queue.index.resource(resource).map(|one| one.hash) {
+        core.ledger.last_delivered.forget(hash);
+    }
+}

@@ -1,0 +1,138 @@
+//! Settings of the dropping of updates that show nothing new.
+
+use clap::Args;
+use spillway_delivery::Suppression;
+use spillway_process::Checker;
+use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
+
+const TOPICS: &str = "SUPPRESS_TOPICS";
+const STALE: &str = "STALE_UPDATES";
+const MEMORY: &str = "SUPPRESS_MEMORY";
+const MIB: u64 = 1 << 20;
+
+/// The settings of suppression as given.
+#[derive(Debug, Args)]
+pub(crate) struct SuppressionArgs {
+    /// Topics of which an update is dropped if it shows the state that was delivered last, except for
+    /// its time, comma separated, such as products/update,inventory_levels/update; default: none
+    #[arg(long, env = "SUPPRESS_TOPICS", default_value = "")]
+    suppress_topics: String,
+
+    /// Updates of these topics that are older than the last delivered one: deliver, or drop
+    #[arg(long, env = "STALE_UPDATES", default_value = "deliver")]
+    stale_updates: String,
+
+    /// Memory for the last delivered states, about 150 bytes for each resource; at the limit the
+    /// oldest are forgotten, and the next update is delivered [1MiB to 16GiB]
+    #[arg(long, env = "SUPPRESS_MEMORY", default_value = "64MiB")]
+    suppress_memory: String,
+}
+
+/// The settings of suppression, checked.
+#[derive(Debug, Clone, Default)]
+pub struct SuppressionSettings {
+    /// Topics whose updates are compared with the last delivered one.
+    pub topics: Vec<String>,
+    /// Settings of the delivery core.
+    pub core: Suppression,
+}
+
+impl SuppressionArgs {
+    /// Checks the settings.
+    pub(crate) fn check(&self, checker: &mut Checker, order_by: &str) -> SuppressionSettings {
+        let topics = topic_list(&self.suppress_topics);
+        for topic in &topics {
+            if let Some(problem) = problem_of(topic) {
+                checker.mistake(TOPICS, format_args!("{topic} {problem}"));
+            }
+        }
+        if !topics.is_empty() && order_by.trim() != "resource" {
+            checker
+                .mistake(TOPICS, "needs ORDER_BY=resource: updates of one resource are compared");
+        }
+        let choices = [("deliver", false), ("drop", true)];
+        let drops_stale = checker.choice(STALE, &self.stale_updates, &choices);
+        if drops_stale && topics.is_empty() {
+            checker
+                .mistake(STALE, "needs SUPPRESS_TOPICS: it concerns the updates of these topics");
+        }
+        let bytes = checker.size(MEMORY, &self.suppress_memory, MIB..=16 * 1024 * MIB);
+        let bytes = usize::try_from(bytes).expect("BUG: the range ends below 2^63");
+        let bytes = if topics.is_empty() { 0 } else { bytes };
+        SuppressionSettings { topics, core: Suppression { bytes, drops_stale } }
+    }
+}
+
+impl SuppressionSettings {
+    /// True if updates of this topic are compared.
+    pub(crate) fn is_compared(&self, topic: &[u8]) -> bool {
+        self.topics.iter().any(|one| one.as_bytes() == topic)
+    }
+}
+
+/// Reason why a topic may not be suppressed.
+fn problem_of(topic: &str) -> Option<&'static str> {
+    let (kind, event) = topic.split_once('/').unwrap_or((topic, ""));
+    if is_compliance(topic.as_bytes()) || is_barrier(topic.as_bytes()) {
+        Some("must be delivered for legal reasons, each of its events")
+    } else if kind.is_empty() || event.is_empty() || topic.contains('*') {
+        Some("is not a topic, such as products/update or Product/update")
+    } else if matches!(event, "create" | "delete") {
+        Some("occurs once for each resource, so each is delivered")
+    } else if !matches!(event, "update" | "updated") {
+        Some("is not an update: only topics that end in /update or /updated hold a state")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        suppression: SuppressionArgs,
+    }
+
+    fn checked(order_by: &str, arguments: &[&str]) -> Result<SuppressionSettings, String> {
+        let program = Program::parse_from(["program"].iter().chain(arguments));
+        let mut checker = Checker::default();
+        let settings = program.suppression.check(&mut checker, order_by);
+        checker.finish(settings).map_err(|mistakes| mistakes.to_string())
+    }
+
+    #[test]
+    fn without_topics_nothing_is_compared() {
+        let settings = checked("shop", &[]).expect("no mistake");
+        assert!(settings.topics.is_empty() && settings.core.bytes == 0);
+    }
+
+    #[test]
+    fn only_updates_may_be_suppressed() {
+        let topics = "products/update, Product/update,orders/updated";
+        let arguments = ["--suppress-topics", topics, "--stale-updates", "drop"];
+        let settings = checked("resource", &arguments).expect("no mistake");
+        assert!(settings.is_compared(b"Product/update") && !settings.is_compared(b"Product"));
+        assert!(settings.core.drops_stale && settings.core.bytes == 64 << 20);
+        let refused =
+            ["products/create", "products/delete", "shop/redact", "customers/data_request"];
+        for topic in refused.into_iter().chain(["app/uninstalled", "orders/paid", "products/*"]) {
+            let told = checked("resource", &["--suppress-topics", topic]).expect_err(topic);
+            assert!(told.contains("SUPPRESS_TOPICS") && told.contains(topic), "{told}");
+        }
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        let told = checked("shop", &["--suppress-topics", "products/update"]).expect_err("order");
+        assert!(told.contains("ORDER_BY=resource"), "{told}");
+        let told = checked("resource", &["--stale-updates", "drop"]).expect_err("no topics");
+        assert!(told.contains("STALE_UPDATES") && told.contains("SUPPRESS_TOPICS"), "{told}");
+        let told = checked("resource", &["--stale-updates", "maybe"]).expect_err("no choice");
+        assert!(told.contains("STALE_UPDATES"), "{told}");
+    }
+}
