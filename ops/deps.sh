@@ -5,7 +5,7 @@
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
 #     ops/deps.sh test    both, and what the tests drive: nginx, openssl, sslscan, curl, git, node,
-#                         Prometheus, systemd, strace; gets the broker; builds vegeta with Go
+#                         Prometheus, systemd, strace, zstd, Python; gets the broker; builds vegeta and rclone with Go
 #     ops/deps.sh package the first two, and what a package is tested in: debootstrap, systemd-nspawn
 #     ops/deps.sh release those of a package, and what a release is made and tested with: buildah,
 #                         podman, podman-compose, dpkg-dev, gnupg; builds helm and the like with Go
@@ -57,7 +57,8 @@ tools_for() {
       tools_for run
       tools_for kafka
       printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs \
-        prometheus:prometheus systemd-analyze:systemd strace:strace chrt:util-linux sslscan:sslscan
+        prometheus:prometheus systemd-analyze:systemd strace:strace chrt:util-linux sslscan:sslscan \
+        zstd:zstd python3:python3
       ;;
   esac
 }
@@ -187,6 +188,16 @@ require_vegeta() {
   exit 1
 }
 
+# rclone, which serves S3 from a directory.
+rclone_server() {
+  [ "$(cat "$TOOLS/bin/rclone.version" 2>/dev/null)" = "$RCLONE" ] && return
+  require_go rclone "$GO_MIN"
+  say "building rclone $RCLONE"
+  mkdir -p "$TOOLS/bin"
+  GOBIN=$TOOLS/bin CGO_ENABLED=0 go install -trimpath "github.com/rclone/rclone@v$RCLONE"
+  echo "$RCLONE" >"$TOOLS/bin/rclone.version"
+}
+
 # helm, kubeconform, actionlint and chartcheck, at the versions of ops/helm/tools/go.mod, which decide
 # those of all others. There is no go.sum of them in the repository, it would be larger than the chart:
 # Go checks each module against its checksum database.
@@ -274,6 +285,7 @@ main() {
   case "$1" in
     test | traces)
       require_vegeta
+      rclone_server
       "$here/kafka.sh" fetch
       [ "$1" = test ] || collector
       ;;

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 # Names that the fuzzer gives what it finds, and that we give it from the corpus.
 readonly FOUND='found-[0-9]+|[0-9a-f]{40}'
-readonly TARGETS=(http pack replies retry_after round_trip settings times)
+readonly TARGETS=(archive http pack replies retry_after round_trip settings times)
 # No larger: a request with several bodies fits, and a small input says more.
 readonly INPUT_BYTES_MAX=16384
 # Above the 160 MiB that a pack may claim to decode to; what asks for more has found something.

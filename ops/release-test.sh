@@ -72,7 +72,7 @@ by_package() {
   run_services
   in_time "$began" "package, from a signed apt repository"
   local command
-  for command in request-receiver downstreamer spillway; do
+  for command in request-receiver downstreamer archiver spillway; do
     compgen -G "$root/usr/share/man/man[18]/$command.[18].gz" >/dev/null || fail "$command has no man page"
   done
   # What somebody changed on the way is refused.

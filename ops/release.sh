@@ -20,7 +20,7 @@ REVISION=$(git rev-parse HEAD)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 ARCH=$(dpkg --print-architecture)
 DIST=${DIST:-dist}
-readonly CRATES=(request-receiver downstreamer kafka_producer spillway)
+readonly CRATES=(request-receiver downstreamer kafka_producer archiver spillway)
 readonly TARBALL=spillway-$VERSION-linux-$ARCH
 # That of Debian 12. docs/install.md promises it.
 readonly GLIBC_MAX=2.36
@@ -101,7 +101,7 @@ tarball() {
     done
     find "$stage/pages" -type f ! -name '*.[18]' -exec cp {} "$stage/$TARBALL/completions/" \;
   done
-  cp -r ops/redis.conf ops/systemd ops/nginx ops/prometheus ops/grafana ops/backup.sh \
+  cp -r ops/redis.conf ops/systemd ops/nginx ops/prometheus ops/grafana ops/archive ops/backup.sh \
     ops/debian/spillway.env ops/debian/kafka.properties "$stage/$TARBALL/ops/"
   rm "$stage/$TARBALL"/ops/prometheus/*.test.yml
   mkdir "$stage/$TARBALL/ops/helm"

@@ -9,6 +9,9 @@ CARGO_DEB=3.8.0
 CARGO_DENY=0.20.2
 CARGO_FUZZ=0.13.2
 
+# Programs built with `go install`
+RCLONE=1.76.0
+
 # Python
 PODMAN_COMPOSE=1.6.0
 

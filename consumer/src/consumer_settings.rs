@@ -1,4 +1,4 @@
-//! Settings of a consumer that both programs have: its name, and the webhooks that it delivers.
+//! Settings of a consumer: its name, and the webhooks that it delivers.
 
 use clap::Args;
 use spillway_process::Checker;
@@ -133,12 +133,18 @@ impl NamedConsumerArgs {
             None
         });
         let name = name.unwrap_or_else(|| kind.default_name());
-        if name == kind.other().default_name() {
-            let other = kind.other().label();
-            checker
-                .mistake(KEY, format_args!("{name} is the consumer of a {other}; choose another"));
+        if let Some(other) = ConsumerKind::of_default_name(&name).filter(|other| *other != kind) {
+            let other = other.label();
+            checker.mistake(KEY, format_args!("{name} is reserved for {other}; choose another"));
         }
         name
+    }
+}
+
+impl ConsumerSettings {
+    /// Consumer with the default name of its kind that takes every webhook.
+    pub fn of_everything(kind: ConsumerKind) -> Self {
+        Self { kind, name: kind.default_name(), filter: ConsumerFilter::default() }
     }
 }
 
@@ -228,10 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn the_two_programs_never_share_a_default_name() {
-        for (kind, name) in
-            [(ConsumerKind::Downstreamer, "kafka"), (ConsumerKind::KafkaProducer, "http")]
-        {
+    fn programs_never_share_a_default_name() {
+        for (kind, name) in [
+            (ConsumerKind::Downstreamer, "kafka"),
+            (ConsumerKind::Downstreamer, "archive"),
+            (ConsumerKind::KafkaProducer, "http"),
+            (ConsumerKind::KafkaProducer, "archive"),
+        ] {
             let told = checked(kind, &["--consumer", name]).expect_err(name);
             assert!(told.starts_with("CONSUMER: "), "{told}");
         }

@@ -161,7 +161,7 @@ impl RouteCounters {
             unmatched: counter(
                 registry,
                 "spillway_unmatched_webhooks_total",
-                "Webhooks that no consumer's filter matches, counted by the first consumer by name.",
+                "Webhooks that the filters of all consumers exclude, whatever an archive keeps; counted by the first of them by name.",
             ),
         }
     }

@@ -5,7 +5,7 @@
 //! and [`watch`]: metrics of the queue in Redis. [`consumer_settings`] and [`routes`]: name and filter of a
 //! consumer, and those of the others.
 //!
-//! This crate knows neither HTTP nor Kafka. All that it decides about a webhook is which consumer it is
+//! This crate knows neither HTTP, Kafka nor an archive. All that it decides about a webhook is which consumer it is
 //! for.
 
 pub mod consumer_settings;

@@ -1,5 +1,6 @@
 //! Routes of webhooks to the consumers of a cell, as far as one consumer has to know them: it delivers
-//! what its own filter matches, and looks for a webhook that no consumer's filter matches.
+//! what its own filter matches, and looks for a webhook that no consumer's filter matches. An archive takes
+//! every webhook and delivers none, so it is left out.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -18,7 +19,7 @@ pub enum Route {
     /// This consumer settles it without delivery.
     Elsewhere,
     /// The same, and none of the registered consumers delivers it. Only one of them, the first by
-    /// name, sees this, so that such a webhook is counted once.
+    /// name of those that deliver, sees this, so that such a webhook is counted once.
     Nowhere,
 }
 
@@ -29,7 +30,7 @@ pub struct Routes {
     others: RwLock<Arc<Others>>,
 }
 
-/// Registered consumers except this one, as Redis last listed them.
+/// Registered consumers that deliver, except this one, as Redis last listed them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Others {
     /// True if this consumer has the first name of all. False before they are known.
@@ -76,7 +77,8 @@ impl Routes {
     /// Notes the registered consumers.
     pub fn learn(&self, consumers: &[ConsumerStatus]) {
         let own = &**self.name();
-        let others = || consumers.iter().filter(move |consumer| consumer.name != own);
+        let is_other = move |one: &&ConsumerStatus| one.name != own && one.delivers();
+        let others = || consumers.iter().filter(is_other);
         let news = Others {
             is_first: others().all(|consumer| own < consumer.name.as_str()),
             filters: others().map(|consumer| consumer.notes.filter.clone()).collect(),
@@ -150,6 +152,21 @@ mod tests {
             Route::Elsewhere,
             "one never published a filter"
         );
+    }
+
+    #[test]
+    fn an_archive_is_no_consumer_that_delivers() {
+        let orders = || Some(filter("orders/*"));
+        let one = routes("http", filter("orders/*"));
+        // By the kind that its leader published, and by its name before it first ran.
+        let mut archive = status("archive", Some(ConsumerFilter::default()));
+        archive.notes.kind = Some(ConsumerKind::Archiver);
+        for archive in [archive, status("archive", None)] {
+            one.learn(&[archive.clone(), status("http", orders())]);
+            assert_eq!(route(&one, "carts/update"), Route::Nowhere);
+            one.learn(&[archive, status("http", orders()), status("kafka", None)]);
+            assert_eq!(route(&one, "carts/update"), Route::Elsewhere, "kafka may deliver it");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 TARGET=${CARGO_TARGET_DIR:-target}
 
 case "${1:-}" in
-  spillway) crate=spillway binaries=(request-receiver downstreamer spillway) ;;
+  spillway) crate=spillway binaries=(request-receiver downstreamer archiver spillway) ;;
   spillway-kafka) crate=kafka_producer binaries=(kafka_producer) ;;
   *)
     echo "usage: ops/debian/build.sh spillway|spillway-kafka" >&2

@@ -18,6 +18,8 @@ use crate::error::QueueError;
 pub const HTTP: &str = "http";
 /// Name of a Kafka producer's consumer, unless it has another one.
 pub const KAFKA: &str = "kafka";
+/// Name of the archiver's consumer, which has no other one.
+pub const ARCHIVE: &str = "archive";
 
 /// Name of a consumer: 1 to 64 letters, digits, `-`, `_` or `.`. It becomes part of key names,
 /// metrics and log lines.
@@ -29,7 +31,7 @@ pub struct ConsumerName(Arc<str>);
 #[error("must be 1 to 64 letters, digits, '-', '_' or '.'")]
 pub struct NotAConsumerName;
 
-/// Program whose consumer it is. The two keep different data of their consumers.
+/// Program whose consumer it is. Each keeps different data of its consumers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConsumerKind {
@@ -37,6 +39,8 @@ pub enum ConsumerKind {
     Downstreamer,
     /// Writes to a Kafka topic, in the order of the queue.
     KafkaProducer,
+    /// Writes a copy of every webhook into an archive, in the order of the queue.
+    Archiver,
 }
 
 impl Deref for ConsumerName {
@@ -62,20 +66,37 @@ impl FromStr for ConsumerName {
 }
 
 impl ConsumerKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Downstreamer, Self::KafkaProducer, Self::Archiver];
+
     /// Name of a consumer of this kind, unless it has another one.
     pub fn default_name(self) -> ConsumerName {
         let name = match self {
             Self::Downstreamer => HTTP,
             Self::KafkaProducer => KAFKA,
+            Self::Archiver => ARCHIVE,
         };
         ConsumerName(name.into())
     }
 
-    /// Other kind.
-    pub fn other(self) -> Self {
+    /// Kind whose default name this is.
+    pub fn of_default_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind.default_name() == *name)
+    }
+
+    /// True if a consumer of this kind delivers webhooks. An archive only keeps a copy.
+    pub fn delivers(self) -> bool {
         match self {
-            Self::Downstreamer => Self::KafkaProducer,
-            Self::KafkaProducer => Self::Downstreamer,
+            Self::Downstreamer | Self::KafkaProducer => true,
+            Self::Archiver => false,
+        }
+    }
+
+    /// True if a consumer of this kind has lanes and a history. The others keep the order of the queue.
+    pub fn has_lanes(self) -> bool {
+        match self {
+            Self::Downstreamer => true,
+            Self::KafkaProducer | Self::Archiver => false,
         }
     }
 
@@ -84,12 +105,13 @@ impl ConsumerKind {
         match self {
             Self::Downstreamer => "downstreamer",
             Self::KafkaProducer => "kafka_producer",
+            Self::Archiver => "archiver",
         }
     }
 
     /// Kind with this label.
     pub(crate) fn of_label(label: &str) -> Option<Self> {
-        [Self::Downstreamer, Self::KafkaProducer].into_iter().find(|kind| kind.label() == label)
+        Self::ALL.into_iter().find(|kind| kind.label() == label)
     }
 }
 
@@ -231,12 +253,12 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_is_read_back_by_its_label() {
-        for kind in [ConsumerKind::Downstreamer, ConsumerKind::KafkaProducer] {
+    fn a_kind_is_read_back_by_its_label_and_by_its_default_name() {
+        for kind in ConsumerKind::ALL {
             assert_eq!(ConsumerKind::of_label(kind.label()), Some(kind));
-            assert_eq!(kind.other().other(), kind);
-            assert_ne!(kind.default_name(), kind.other().default_name());
+            assert_eq!(ConsumerKind::of_default_name(&kind.default_name()), Some(kind));
         }
         assert_eq!(ConsumerKind::of_label(""), None);
+        assert_eq!(ConsumerKind::of_default_name("billing"), None);
     }
 }

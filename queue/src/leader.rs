@@ -82,8 +82,8 @@ impl Candidacy {
         Self { redis, consumer, token, host, kind: "", filter: String::new(), script }
     }
 
-    /// Publishes the kind of the consumer and its filter with the lease. A consumer of the other kind
-    /// is never taken.
+    /// Publishes the kind of the consumer and its filter with the lease. A consumer of another kind is
+    /// never taken.
     #[must_use]
     pub fn publishing(mut self, kind: ConsumerKind, filter: &ConsumerFilter) -> Self {
         self.kind = kind.label();
@@ -112,7 +112,7 @@ impl Candidacy {
     ///
     /// # Errors
     /// [`QueueError::Fenced`] when it holds another value. [`QueueError::Refused`] when the consumer is
-    /// one of the other kind.
+    /// one of another kind.
     pub async fn take(
         &self,
         connection: &mut Connection,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use spillway_webhook::{ConsumerFilter, StreamId};
 
 use crate::connect::{Connection, Redis};
-use crate::consumers::{ConsumerKind, KAFKA};
+use crate::consumers::ConsumerKind;
 use crate::controls::{self, Pause};
 use crate::error::QueueError;
 
@@ -249,13 +249,25 @@ impl ConsumerStatus {
         self.leader.is_some() && !is_silent
     }
 
-    /// True for the consumer of a Kafka producer, which has neither lanes nor a history. One that never
-    /// ran is known by its name.
+    /// Program whose consumer it is. One that never ran is known by its name; `None` if that is the
+    /// default of no program.
+    pub fn kind(&self) -> Option<ConsumerKind> {
+        self.notes.kind.or_else(|| ConsumerKind::of_default_name(&self.name))
+    }
+
+    /// True for the consumer of a Kafka producer.
     pub fn is_kafka(&self) -> bool {
-        match self.notes.kind {
-            Some(kind) => kind == ConsumerKind::KafkaProducer,
-            None => self.name == KAFKA,
-        }
+        self.kind() == Some(ConsumerKind::KafkaProducer)
+    }
+
+    /// True if the consumer has lanes and a history, as far as its kind is known.
+    pub fn has_lanes(&self) -> bool {
+        self.kind().is_none_or(ConsumerKind::has_lanes)
+    }
+
+    /// True if the consumer delivers webhooks, as far as its kind is known. An archive does not.
+    pub fn delivers(&self) -> bool {
+        self.kind().is_none_or(ConsumerKind::delivers)
     }
 }
 

@@ -8,7 +8,7 @@ use spillway_process::start::{parse_flags, read_env_file};
 use spillway_process::{exit, generate};
 
 use crate::{
-    config, consumers, dead, dev, doctor, explain, health, pause, queue, send, status, top,
+    archive, config, consumers, dead, dev, doctor, explain, health, pause, queue, send, status, top,
 };
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
@@ -38,8 +38,8 @@ pub(crate) enum Command {
     Top(top::Arguments),
     /// List, show or drop waiting webhooks
     Queue(queue::Arguments),
-    /// Pause a shop, a topic, a resource, an app or a whole consumer until it is resumed (kafka: whole
-    /// consumer only)
+    /// Pause a shop, a topic, a resource, an app or a whole consumer until it is resumed (kafka and
+    /// archive: whole consumer only)
     Pause(pause::PauseArguments),
     /// End a pause
     Resume(pause::ResumeArguments),
@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Explain(explain::Arguments),
     /// List, show, replay or drop dead letters: webhooks that were given up
     Dead(dead::Arguments),
+    /// List, show or verify the objects of an archive
+    Archive(archive::Arguments),
     /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
     Consumers(consumers::Arguments),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong

@@ -16,7 +16,7 @@ use crate::format::OutputArgs;
 use crate::out::{line, printable, table};
 use crate::programs::beside_us;
 
-const PROCESSES: [&str; 3] = ["request-receiver", "downstreamer", "kafka_producer"];
+const PROCESSES: [&str; 4] = ["request-receiver", "downstreamer", "kafka_producer", "archiver"];
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {

@@ -33,7 +33,7 @@ enum Action {
     /// Register a consumer before its first start; from then on, entries are kept for it
     Add {
         /// Name of the consumer, as its process has it in CONSUMER: http for a downstreamer and kafka for
-        /// a Kafka producer by default
+        /// a Kafka producer by default; archive for the archiver
         name: ConsumerName,
         /// Position at which it begins
         #[arg(long, value_enum, env = "START_AT", default_value = "oldest")]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
-use spillway_queue::consumers::HTTP;
+use spillway_queue::consumers::{ConsumerKind, HTTP};
 use spillway_queue::controls::{Filter, Pause};
 use spillway_queue::dead::DeadLetter;
 use spillway_queue::lane::LaneRow;
@@ -118,10 +118,11 @@ async fn look(
     facts.extend(dead_letters(place, name, wanted).await?);
     facts.extend(what_waits(&mut waiting, consumer, wanted).await?);
     facts.sort_by_key(|fact| fact.at_ms);
-    let mut gap = history.gap(wanted);
-    if consumer.is_kafka() {
-        gap = of_kafka(&waiting, wanted);
-    }
+    let mut gap = match consumer.kind() {
+        Some(ConsumerKind::KafkaProducer) => of_kafka(&waiting, wanted),
+        Some(ConsumerKind::Archiver) => of_archive(&waiting, wanted),
+        Some(ConsumerKind::Downstreamer) | None => history.gap(wanted),
+    };
     if let Some(filter) = consumer.notes.filter.as_ref().filter(|filter| !filter.is_empty()) {
         gap.push_str(&format!("; or its filter excludes it, which leaves no record: {filter}"));
     }
@@ -130,7 +131,7 @@ async fn look(
         gap = "not received: no consumer was started yet, so all that was accepted still waits"
             .to_owned();
     }
-    let keeps_history = !consumer.is_kafka();
+    let keeps_history = consumer.has_lanes();
     Ok(ConsumerFacts { consumer: name.clone(), is_registered, keeps_history, facts, gap })
 }
 
@@ -144,6 +145,20 @@ fn of_kafka(waiting: &Waiting, wanted: &str) -> String {
         }
         _ => "this consumer keeps no history; what is not listed here is in the topic (record header \
               x-shopify-webhook-id), or was never received"
+            .to_owned(),
+    }
+}
+
+/// Explains the gap of the archiver, which keeps no history either.
+fn of_archive(waiting: &Waiting, wanted: &str) -> String {
+    match wanted.parse::<WebhookId>() {
+        Ok(id) if id.entry <= waiting.cursor() => {
+            "it was settled: it is in the archive (spillway archive show --webhook-id), unless the \
+             archiver began after it"
+                .to_owned()
+        }
+        _ => "this consumer keeps no history; what is not listed here is in the archive (spillway \
+              archive show --webhook-id), or was never received"
             .to_owned(),
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use spillway_archive::StoreError;
+use spillway_process::error::chain;
 use spillway_process::exit;
 use spillway_process::settings::Mistakes;
 use spillway_queue::QueueError;
@@ -24,6 +26,9 @@ pub(crate) enum Failure {
     /// Redis failed or refused a command.
     #[error("{}", with_hint(.0))]
     Queue(#[from] QueueError),
+    /// The archive failed or refused a request.
+    #[error("{}", chain(.0))]
+    Archive(#[from] StoreError),
     /// Standard output is closed or full.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
@@ -40,6 +45,7 @@ impl Failure {
             Self::Settings(_) => exit::CONFIG,
             Self::Denied(_) => exit::UNAVAILABLE,
             Self::Queue(error) => of_queue(error),
+            Self::Archive(error) => of_archive(error),
             Self::Output(_) | Self::Failed(_) => exit::FAILED,
         })
     }
@@ -61,6 +67,15 @@ fn of_queue(error: &QueueError) -> u8 {
         | QueueError::OutOfStep
         | QueueError::OlderPrefix
         | QueueError::Unexpected(_) => exit::FAILED,
+    }
+}
+
+/// Exit code of an error of the archive.
+fn of_archive(error: &StoreError) -> u8 {
+    match error {
+        StoreError::Unavailable(_) | StoreError::Denied(_) => exit::UNAVAILABLE,
+        StoreError::Unusable(_) => exit::CONFIG,
+        StoreError::Missing(_) | StoreError::Bad(..) => exit::FAILED,
     }
 }
 

@@ -3,8 +3,8 @@
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use spillway_queue::controls::Filter;
-use spillway_webhook::WebhookId;
 use spillway_webhook::shopify::is_topic_pattern;
+use spillway_webhook::{WebhookId, freshness};
 
 use crate::failure::Failure;
 
@@ -68,12 +68,12 @@ impl OneWebhook {
     }
 }
 
-fn shop(text: &str) -> Result<String, &'static str> {
+pub(crate) fn shop(text: &str) -> Result<String, &'static str> {
     let is_domain = text.split('.').count() > 1 && text.split('.').all(|part| !part.is_empty());
     is_domain.then(|| text.to_owned()).ok_or("a shop is a domain, such as a.myshopify.com")
 }
 
-fn topic(text: &str) -> Result<String, &'static str> {
+pub(crate) fn topic(text: &str) -> Result<String, &'static str> {
     is_topic_pattern(text)
         .then(|| text.to_owned())
         .ok_or("a topic has a slash, such as orders/create or orders/*")
@@ -99,6 +99,20 @@ pub(crate) fn spillway_id(text: &str) -> Result<WebhookId, Failure> {
              Shopify's id use --webhook-id"
         ))
     })
+}
+
+/// Parses an RFC 3339 time, or a duration before now, into milliseconds since the Unix epoch.
+pub(crate) fn moment_ms(flag: &str, text: &str, now_ms: u64) -> Result<u64, Failure> {
+    if let Some(ms) = freshness::millis(text.as_bytes()) {
+        return Ok(u64::try_from(ms.max(0)).unwrap_or(u64::MAX));
+    }
+    match humantime::parse_duration(text) {
+        Ok(ago) => Ok(now_ms.saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX))),
+        Err(_) => Err(Failure::Usage(format!(
+            "{flag} {text:?} is neither a time such as 2026-01-01T12:00:00Z nor how long ago, \
+             such as 2h"
+        ))),
+    }
 }
 
 #[cfg(test)]

@@ -20,14 +20,16 @@ pub(crate) const RECEIVER: &str = "127.0.0.1:9811";
 pub(crate) const DOWNSTREAMER: &str = "127.0.0.1:9812";
 /// Default of the Kafka producer's `ADMIN_LISTEN`.
 pub(crate) const KAFKA_PRODUCER: &str = "127.0.0.1:9813";
+/// Default of the archiver's `ADMIN_LISTEN`.
+const ARCHIVER: &str = "127.0.0.1:9814";
 
 /// Time for a connection, and again for an answer. A container's check takes 3 s at most.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Admin address of the process, as in its settings. Not set: 127.0.0.1:9811, 127.0.0.1:9812 and
-    /// 127.0.0.1:9813, as far as something listens there
+    /// Admin address of the process, as in its settings. Not set: 127.0.0.1:9811 to 127.0.0.1:9814, as far as
+    /// something listens there
     #[arg(long, env = "ADMIN_LISTEN", value_name = "ADDRESS")]
     admin_listen: Option<String>,
 }
@@ -49,7 +51,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let given = given.map(|text| checker.address("ADMIN_LISTEN", text, RECEIVER));
     let addresses = match checker.finish(given)? {
         Some(address) => vec![reachable(address).to_string()],
-        None => [RECEIVER, DOWNSTREAMER, KAFKA_PRODUCER].map(str::to_owned).to_vec(),
+        None => [RECEIVER, DOWNSTREAMER, KAFKA_PRODUCER, ARCHIVER].map(str::to_owned).to_vec(),
     };
     let mut found = Vec::new();
     for address in &addresses {

@@ -1,6 +1,7 @@
 //! The operators' command. Most subcommands have a file of their own. [`cli`] parses the arguments;
 //! [`failure`] defines messages and exit codes.
 
+mod archive;
 mod cli;
 mod config;
 mod consent;
@@ -60,6 +61,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Pause(arguments) => pause::pause(arguments).await,
             Command::Resume(arguments) => pause::resume(arguments).await,
             Command::Explain(arguments) => explain::run(arguments).await,
+            Command::Archive(arguments) => archive::run(arguments).await,
             Command::Dead(arguments) => dead::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,

@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use spillway_queue::consumers::KAFKA;
+use spillway_queue::consumers::ConsumerKind;
 use spillway_queue::controls::{self, Filter, Pause};
 use spillway_queue::status::{self, ConsumerStatus};
 
@@ -54,9 +54,10 @@ pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure
     let (redis, mut connection) = place.cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
     let known = status.consumers.iter().find(|known| known.name == consumer);
-    if known.map_or(consumer == KAFKA, ConsumerStatus::is_kafka) && !filter.is_empty() {
+    let by_name = || ConsumerKind::of_default_name(&consumer).is_none_or(ConsumerKind::has_lanes);
+    if !known.map_or_else(by_name, ConsumerStatus::has_lanes) && !filter.is_empty() {
         return Err(Failure::Usage(format!(
-            "the consumer {consumer} keeps the order of its topic: pause it as a whole (--all)"
+            "the consumer {consumer} keeps the order of all webhooks: pause it as a whole (--all)"
         )));
     }
     let known = known.ok_or_else(|| unknown(&consumer, &status))?;

@@ -30,13 +30,14 @@ pub(crate) struct ConsumerArgs {
     pub cell: CellArgs,
 
     /// Name of the consumer; each has its own view of the queue and its own dead letters; default: the
-    /// only one, or http
+    /// only one beside an archive, or http
     #[arg(short, long, global = true)]
     consumer: Option<String>,
 }
 
 impl ConsumerArgs {
-    /// Name of the consumer that is meant: the one that was given, the only one, or `http`.
+    /// Name of the consumer that is meant: the one that was given, the only one that delivers, or
+    /// `http`.
     pub(crate) async fn resolve(&self) -> Result<String, Failure> {
         if let Some(consumer) = &self.consumer {
             return Ok(consumer.clone());
@@ -46,16 +47,18 @@ impl ConsumerArgs {
     }
 }
 
-/// Consumer that is meant if none is named.
+/// Consumer that is meant if none is named. An archive is meant only if there is nothing else.
 fn meant(status: &CellStatus) -> Result<String, Failure> {
-    let names: Vec<&str> = status.consumers.iter().map(|known| known.name.as_str()).collect();
-    match &names[..] {
-        [only] => Ok((*only).to_owned()),
-        [] => Ok(HTTP.to_owned()),
-        several if several.contains(&HTTP) => Ok(HTTP.to_owned()),
-        several => Err(Failure::Usage(format!(
+    let all: Vec<&str> = status.consumers.iter().map(|known| known.name.as_str()).collect();
+    let delivering = status.consumers.iter().filter(|known| known.delivers());
+    let delivering: Vec<&str> = delivering.map(|known| known.name.as_str()).collect();
+    match (&delivering[..], &all[..]) {
+        ([only], _) | ([], [only]) => Ok((*only).to_owned()),
+        ([], _) => Ok(HTTP.to_owned()),
+        (several, _) if several.contains(&HTTP) => Ok(HTTP.to_owned()),
+        (_, all) => Err(Failure::Usage(format!(
             "there are several consumers: name one of them with --consumer: {}",
-            several.join(", ")
+            all.join(", ")
         ))),
     }
 }
@@ -132,5 +135,10 @@ mod tests {
         assert_eq!(meant(&["billing", "http", "kafka"]).expect("http"), "http");
         let told = meant(&["billing", "kafka"]).expect_err("either").to_string();
         assert!(told.ends_with("--consumer: billing, kafka"), "{told}");
+        assert_eq!(meant(&["archive", "billing"]).expect("the only one"), "billing");
+        assert_eq!(meant(&["archive", "http", "kafka"]).expect("http"), "http");
+        assert_eq!(meant(&["archive"]).expect("nothing else is there"), "archive");
+        let told = meant(&["archive", "billing", "kafka"]).expect_err("either").to_string();
+        assert!(told.ends_with("--consumer: archive, billing, kafka"), "{told}");
     }
 }

@@ -145,8 +145,17 @@ fn consumer_row(consumer: &ConsumerStatus) -> [String; HEADER.len()] {
         consumer.settled.to_string(),
         consumer.dropped.to_string(),
         consumer.leader.as_ref().map_or_else(|| "-".to_owned(), |leader| leader.token.clone()),
-        consumer.notes.filter.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
+        delivers(consumer),
     ]
+}
+
+/// Webhooks that a consumer delivers.
+fn delivers(consumer: &ConsumerStatus) -> String {
+    match &consumer.notes.filter {
+        _ if !consumer.delivers() => "nothing: an archive".to_owned(),
+        Some(filter) => filter.to_string(),
+        None => "-".to_owned(),
+    }
 }
 
 fn text(status: &CellStatus, output: OutputArgs) -> String {

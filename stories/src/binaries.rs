@@ -62,6 +62,14 @@ pub fn redis_server() -> PathBuf {
         .expect("redis-server is missing; install it with: apt-get install redis-server")
 }
 
+/// Path of `rclone`, which `ops/deps.sh` builds beside our own binaries.
+pub fn rclone() -> PathBuf {
+    let target = directory();
+    let path = target.parent().expect("a profile is a directory").join("tools/bin/rclone");
+    assert!(path.is_file(), "{} is missing; build it with: ops/deps.sh test", path.display());
+    path
+}
+
 /// Root of the repository.
 pub fn repository() -> &'static Path {
     let crate_root = Path::new(env!("CARGO_MANIFEST_DIR"));

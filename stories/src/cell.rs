@@ -214,6 +214,11 @@ impl Cell {
         self.service("kafka_producer", None, &[("KAFKA_URL", url)], settings)
     }
 
+    /// Starts an archiver without waiting.
+    pub fn archiver(&self, url: &str, settings: Settings<'_>) -> Service {
+        self.service("archiver", None, &[("ARCHIVE_URL", url)], settings)
+    }
+
     /// Runs the operators' command until it ends.
     pub async fn spillway(&self, arguments: &[&str]) -> Output {
         let mut recipe = self.recipe("spillway", &[("REDIS_URL", &self.redis_url())], &[]);

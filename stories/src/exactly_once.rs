@@ -1,4 +1,4 @@
-//! Checks a topic: every stored webhook appears once with unchanged bytes, and each resource is in
+//! Checks a topic, or an archive as a topic of one partition: every stored webhook appears once with unchanged bytes, and each resource is in
 //! order and in one partition.
 
 use std::collections::{HashMap, HashSet};

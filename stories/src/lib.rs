@@ -8,6 +8,7 @@
 
 pub mod answer;
 pub mod app;
+pub mod archive;
 pub mod authority;
 pub mod backend;
 pub mod behaviour;
@@ -41,6 +42,7 @@ pub mod prometheus;
 pub mod receipt;
 pub mod redis_server;
 pub mod report;
+pub mod s3_server;
 pub mod seed;
 pub mod service;
 pub mod settings_page;

@@ -46,7 +46,7 @@ const SHOPS: Trickle = Trickle {
 };
 
 /// The shipped durations, and their replacements in the copy.
-const SHORTER: [(&str, &str); 20] = [
+const SHORTER: [(&str, &str); 21] = [
     ("for: 10m", "for: 3s"),
     ("for: 5m", "for: 2s"),
     ("for: 2m", "for: 2s"),
@@ -64,6 +64,7 @@ const SHORTER: [(&str, &str); 20] = [
     ("> 86400", "> 10"),
     ("> 1800", "> 8"),
     ("> 300", "> 12"),
+    ("> 600", "> 10"),
     ("time_to_full_seconds < 3600", "time_to_full_seconds < 60"),
     ("time_to_disk_full_seconds < 3600", "time_to_disk_full_seconds < 20"),
     ("scrape_interval: 15s", "scrape_interval: 1s"),
@@ -319,6 +320,11 @@ impl Watched {
         .await;
         self.producer.restart();
         self.fire("spillway consumers forget kafka, and its return", &["SpillwayCursorGap"]).await;
+        let added = self.cell.spillway(&["consumers", "add", "archive"]).await;
+        assert!(added.status.success(), "{added:?}");
+        self.fire("spillway consumers add archive, without one", &["SpillwayArchiveLags"]).await;
+        let forgotten = self.cell.spillway(&["consumers", "forget", "archive", "--yes"]).await;
+        assert!(forgotten.status.success(), "{forgotten:?}");
         traffic.stop().await;
     }
 

@@ -7,6 +7,8 @@ mod adaptive;
 mod alerts;
 mod answers;
 mod apps;
+mod archive;
+mod archive_exactly_once;
 mod barriers;
 mod big_lanes;
 mod broken_log;

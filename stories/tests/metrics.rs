@@ -1,4 +1,4 @@
-//! Metrics and logs of the three processes: every metric is listed in docs/monitoring.md, and every
+//! Metrics and logs of the four processes: every metric is listed in docs/monitoring.md, and every
 //! log line is one JSON object without secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
+use stories::archive::ArchiveDirectory;
 use stories::authority::Authority;
 use stories::backend::Backend;
 use stories::behaviour::Behaviour;
@@ -25,11 +26,12 @@ const SOON: Duration = Duration::from_secs(60);
 /// Topics with their own label, and one label for all others.
 const TOPICS_MAX: usize = 100;
 
-/// All three processes, after some activity of each.
+/// All four processes, after some activity of each.
 struct Busy {
     receiver: Service,
     downstreamer: Service,
     producer: Service,
+    archiver: Service,
     sent: Vec<Webhook>,
     _backend: Backend,
     _kafka: KafkaServer,
@@ -52,6 +54,10 @@ impl Busy {
         let downstreamer = cell.downstreamer(&backend, settings).await;
         let producer = cell.kafka_producer(&kafka, settings);
         producer.ready().await;
+        let archive = ArchiveDirectory::new(&cell.directory().join("archive"));
+        let delay = [settings, &[("ARCHIVE_MAX_DELAY", "1s")]].concat();
+        let archiver = cell.archiver(&archive.url(), &delay);
+        archiver.ready().await;
         let sent = traffic();
         for webhook in &sent {
             post(receiver.address(), webhook).await;
@@ -63,10 +69,16 @@ impl Busy {
             })
             .await;
         }
+        until("all of it is archived", SOON, async || {
+            archiver.metric("spillway_archived_total").await >= Some(1.0)
+                && archiver.metric("spillway_queue_webhooks").await == Some(0.0)
+        })
+        .await;
         Self {
             receiver,
             downstreamer,
             producer,
+            archiver,
             sent,
             _backend: backend,
             _kafka: kafka,
@@ -75,11 +87,12 @@ impl Busy {
         }
     }
 
-    fn all(&self) -> [(&'static str, &Service); 3] {
+    fn all(&self) -> [(&'static str, &Service); 4] {
         [
             ("request-receiver", &self.receiver),
             ("downstreamer", &self.downstreamer),
             ("kafka_producer", &self.producer),
+            ("archiver", &self.archiver),
         ]
     }
 }
@@ -224,7 +237,7 @@ fn line(metric: &Metric, processes: &[&str]) -> String {
     let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
     let labels =
         if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-    let by = if processes.len() == 3 { "all".to_owned() } else { processes.join(", ") };
+    let by = if processes.len() == 4 { "all".to_owned() } else { processes.join(", ") };
     format!("| `{name}{labels}` | {kind} | {by} | {help} |")
 }
 
@@ -233,7 +246,7 @@ async fn every_log_line_is_json_with_a_constant_message_and_no_secret() {
     let secrets = tempfile::NamedTempFile::new().expect("make a file");
     fs::write(secrets.path(), SECRET).expect("write the secret");
     let file = secrets.path().to_str().expect("a path of letters");
-    let log = "info,request_receiver=trace,downstreamer=trace,kafka_producer=trace,\
+    let log = "info,request_receiver=trace,downstreamer=trace,kafka_producer=trace,archiver=trace,\
                spillway_process=trace,spillway_queue=trace,spillway_consumer=trace,\
                spillway_webhook=trace";
     let mut busy = Busy::start(&[
@@ -255,7 +268,8 @@ async fn every_log_line_is_json_with_a_constant_message_and_no_secret() {
     })
     .await;
     let sources = sources(repository());
-    for service in [&mut busy.receiver, &mut busy.downstreamer, &mut busy.producer] {
+    let all = [&mut busy.receiver, &mut busy.downstreamer, &mut busy.producer, &mut busy.archiver];
+    for service in all {
         service.sigterm();
         assert!(service.exit(SOON).await.success());
         let output = service.output();
@@ -278,7 +292,7 @@ fn check(line: &str, sources: &str) {
         json["fields"]["message"].as_str().unwrap_or_else(|| panic!("no message: {line}"));
     let target = json["target"].as_str().unwrap_or_default();
     // Crates of others choose their own words.
-    let ours = ["request_receiver", "downstreamer", "kafka_producer", "spillway_"];
+    let ours = ["request_receiver", "downstreamer", "kafka_producer", "archiver", "spillway_"];
     if !ours.iter().any(|ours| target.starts_with(ours)) {
         return;
     }
@@ -301,6 +315,8 @@ fn sources(repository: &Path) -> String {
         "request-receiver",
         "downstreamer",
         "kafka_producer",
+        "archive",
+        "archiver",
         "consumer",
         "trace",
         "process",

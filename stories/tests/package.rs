@@ -122,8 +122,9 @@ fn what_an_administrator_has_ordered_otherwise_stays() {
     assert!(!machine.was_called("chown root:root /etc/spillway"));
 }
 
-const SERVICES: [(&str, &str); 3] = [
+const SERVICES: [(&str, &str); 4] = [
     ("spillway", "spillway-downstreamer.service"),
+    ("spillway", "spillway-archiver.service"),
     ("spillway", "spillway-receiver.service"),
     ("spillway-kafka", "spillway-kafka.service"),
 ];
@@ -171,7 +172,7 @@ fn what_is_masked_is_left_alone_without_a_word() {
 }
 
 /// Files in `/etc/spillway` that `postinst` makes, or that a page tells its reader to make.
-const MADE_THERE: [&str; 10] = [
+const MADE_THERE: [&str; 12] = [
     "client-secret",
     "client-secret-old",
     "receiver.env",
@@ -179,6 +180,8 @@ const MADE_THERE: [&str; 10] = [
     "kafka.env",
     "downstreamer/billing.env",
     "kafka/audit.env",
+    "archiver.env",
+    "archive-keys",
     "apps.toml",
     "shop-secrets",
     "secrets-token",

@@ -10,7 +10,8 @@ use stories::binaries::{self, repository};
 use stories::page::{blocks, links};
 use stories::settings_page;
 
-const BINARIES: [&str; 4] = ["request-receiver", "downstreamer", "kafka_producer", "spillway"];
+const BINARIES: [&str; 5] =
+    ["request-receiver", "downstreamer", "kafka_producer", "archiver", "spillway"];
 
 #[test]
 fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
@@ -84,7 +85,7 @@ fn every_command_on_a_page_is_taken_by_its_binary() {
 
 #[test]
 fn the_page_of_settings_is_what_the_help_prints() {
-    let servers = ["request-receiver", "downstreamer", "kafka_producer"];
+    let servers = ["request-receiver", "downstreamer", "kafka_producer", "archiver"];
     let made = settings_page::page(&servers.map(|name| (name, help(name, &[]))));
     let path = repository().join("docs/settings.md");
     if std::env::var_os("UPDATE").is_some() {

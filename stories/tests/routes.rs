@@ -213,6 +213,6 @@ async fn a_consumer_of_one_program_is_never_led_by_the_other() {
     downstreamer.sigterm();
     assert!(downstreamer.exit(SOON).await.success());
     let producer = cell.kafka_producer_to("127.0.0.1:9", &[("CONSUMER", "audit")]);
-    producer.unready("is that of a downstreamer").await;
+    producer.unready("is one of the kind downstreamer").await;
     assert!(!producer.is_leader().await);
 }

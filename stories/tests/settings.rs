@@ -237,7 +237,7 @@ async fn the_settings_in_force_are_shown_with_their_origin_and_without_secrets()
         let lines = told.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
         lines.filter(|setting| setting["process"] == process).collect::<Vec<_>>()
     };
-    for process in ["request-receiver", "downstreamer", "kafka_producer"] {
+    for process in ["request-receiver", "downstreamer", "kafka_producer", "archiver"] {
         let own = settings_of(process);
         let redis = own.iter().find(|setting| setting["setting"] == "REDIS_URL").expect("a URL");
         assert_eq!(
@@ -280,7 +280,7 @@ async fn a_mistyped_setting_of_an_env_file_is_named_with_the_one_that_was_meant(
 #[tokio::test]
 async fn the_list_of_settings_holds_those_of_every_program() {
     let cell = Cell::shared();
-    for program in ["request-receiver", "downstreamer", "kafka_producer"] {
+    for program in ["request-receiver", "downstreamer", "kafka_producer", "archiver"] {
         let output = cell.run(program, &["--show-settings"], &[]).await;
         let shown = String::from_utf8(output.stdout).unwrap();
         let names: Vec<&str> = shown.lines().filter_map(|line| line.split('\t').next()).collect();
@@ -326,7 +326,7 @@ fn values_outside_of_a_bound_are_next_to_it() {
 #[tokio::test]
 async fn ranges_of_the_help_are_those_that_are_checked() {
     let cell = Cell::shared();
-    for program in ["request-receiver", "downstreamer", "kafka_producer"] {
+    for program in ["request-receiver", "downstreamer", "kafka_producer", "archiver"] {
         let help = cell.run(program, &["--help"], &[]).await;
         let settings = settings_page::settings(&String::from_utf8(help.stdout).expect("text"));
         let ranges = settings.into_iter().filter_map(|setting| {

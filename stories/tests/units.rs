@@ -17,7 +17,7 @@ fn units() -> (TempDir, Vec<PathBuf>) {
     for entry in fs::read_dir(binaries::repository().join("ops/systemd")).expect("ops/systemd") {
         let path = entry.expect("an entry").path();
         let mut unit = fs::read_to_string(&path).expect("a unit");
-        for name in ["request-receiver", "downstreamer", "kafka_producer"] {
+        for name in ["request-receiver", "downstreamer", "kafka_producer", "archiver"] {
             let built = binaries::ours(name).display().to_string();
             unit = unit.replace(&format!("/usr/bin/{name}"), &built);
         }
@@ -73,7 +73,7 @@ fn what_is_always_started_again_is_so_without_end() {
             endless += 1;
         }
     }
-    assert_eq!(endless, 6, "services that are always started again");
+    assert_eq!(endless, 7, "services that are always started again");
 }
 
 /// Webhook ids, event ages and waiting times depend on the clock.
@@ -88,7 +88,7 @@ fn every_service_of_a_cell_starts_after_the_clock_is_right() {
         assert!(is_ordered, "{} may start before the clock is right", unit.display());
         ordered += 1;
     }
-    assert_eq!(ordered, 6, "services");
+    assert_eq!(ordered, 7, "services");
 }
 
 /// A directory that a service creates is removed when it stops, and nginx may not enter Redis'

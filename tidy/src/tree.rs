@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::facts::Facts;
 
 /// Crates that are shipped, by directory.
-pub const PRODUCT: [&str; 13] = [
+pub const PRODUCT: [&str; 15] = [
     "webhook",
     "queue",
     "env-file",
@@ -20,6 +20,8 @@ pub const PRODUCT: [&str; 13] = [
     "request-receiver",
     "downstreamer",
     "kafka_producer",
+    "archive",
+    "archiver",
     "spillway",
 ];
 

@@ -3,6 +3,7 @@
 //! `make fuzz` drives them with libFuzzer, `tests/corpus.rs` with the committed corpus, on a stable
 //! toolchain. The properties are listed in the documentation of each target's module.
 
+pub mod archive;
 pub mod http;
 pub mod pack;
 #[path = "../../../kafka_producer/src/properties.rs"]
@@ -28,7 +29,8 @@ thread_local! {
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in `fuzz/corpus` and `fuzz/fuzz_targets`.
-pub const ALL: [(&str, Target); 7] = [
+pub const ALL: [(&str, Target); 8] = [
+    ("archive", archive::run),
     ("http", http::run),
     ("pack", pack::run),
     ("replies", replies::run),

@@ -46,7 +46,7 @@ pub fn run(data: &[u8]) {
 }
 
 /// CRC-32 (IEEE), bit by bit.
-fn crc32(bytes: &[u8]) -> u32 {
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc: u32, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
             (crc >> 1) ^ (0xedb8_8320 & 0u32.wrapping_sub(crc & 1))

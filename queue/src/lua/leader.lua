@@ -25,7 +25,7 @@ if ARGV[1] == 'take' then
   if ARGV[8] ~= '' then
     local kind = redis.call('HGET', KEYS[5], 'kind')
     if kind and kind ~= ARGV[8] then
-      return redis.error_reply('WRONGKIND the consumer ' .. ARGV[3] .. ' is that of a ' .. kind
+      return redis.error_reply('WRONGKIND the consumer ' .. ARGV[3] .. ' is one of the kind ' .. kind
         .. '; give this process another CONSUMER')
     end
     redis.call('HSET', KEYS[5], 'kind', ARGV[8], 'filter', ARGV[9])

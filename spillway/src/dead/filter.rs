@@ -3,13 +3,13 @@
 use clap::Args;
 use spillway_queue::controls;
 use spillway_queue::dead::DeadLetter;
+use spillway_webhook::WebhookId;
 use spillway_webhook::pack::Pack;
 use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::shopify::Headers;
-use spillway_webhook::{WebhookId, freshness};
 
 use crate::failure::Failure;
-use crate::filter::{self, spillway_id};
+use crate::filter::{self, moment_ms, spillway_id};
 use crate::out::now_ms;
 
 /// Filters as given on the command line. A dead letter must match all of them.
@@ -109,20 +109,6 @@ pub(super) fn app_of(letter: &DeadLetter) -> String {
     let Ok(pack) = Pack::decode(&letter.pack) else { return String::new() };
     let view = pack.view(0);
     String::from_utf8_lossy(view.value(APP_HEADER.as_str()).unwrap_or_default()).into_owned()
-}
-
-/// Parses an RFC 3339 time, or a duration before now, into milliseconds since the Unix epoch.
-fn moment_ms(flag: &str, text: &str, now_ms: u64) -> Result<u64, Failure> {
-    if let Some(ms) = freshness::millis(text.as_bytes()) {
-        return Ok(u64::try_from(ms.max(0)).unwrap_or(u64::MAX));
-    }
-    match humantime::parse_duration(text) {
-        Ok(ago) => Ok(now_ms.saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX))),
-        Err(_) => Err(Failure::Usage(format!(
-            "{flag} {text:?} is neither a time such as 2026-01-01T12:00:00Z nor how long ago, \
-             such as 2h"
-        ))),
-    }
 }
 
 #[cfg(test)]

@@ -182,7 +182,13 @@ fn consumers(consumers: &[ConsumerStatus]) -> Vec<Finding> {
         let fix = "start a downstreamer, or `spillway consumers add http` ahead of it";
         return vec![Finding::problem("no consumer is registered: nothing is delivered", fix)];
     }
-    consumers.iter().flat_map(consumer).collect()
+    let mut findings: Vec<Finding> = consumers.iter().flat_map(consumer).collect();
+    if !consumers.iter().any(ConsumerStatus::delivers) {
+        let fix = "start a downstreamer, or a Kafka producer";
+        findings
+            .push(Finding::warning("only an archive reads the queue: nothing is delivered", fix));
+    }
+    findings
 }
 
 fn consumer(consumer: &ConsumerStatus) -> Vec<Finding> {
@@ -214,13 +220,15 @@ fn consumer(consumer: &ConsumerStatus) -> Vec<Finding> {
     findings
 }
 
-/// Reports consumers that are far behind while all others are in time: entries are kept for them alone.
+/// Reports consumers that are far behind while all others are in time: entries are kept for them alone. An
+/// archive that is in time says nothing about those that deliver.
 fn held_back(consumers: &[ConsumerStatus]) -> Vec<Finding> {
     let oldest = |consumer: &ConsumerStatus| consumer.oldest_age_seconds.unwrap_or(0.0);
     let mut findings = Vec::new();
     for consumer in consumers.iter().filter(|consumer| oldest(consumer) > BEHIND_SECONDS) {
         let others: Vec<_> = consumers.iter().filter(|other| other.name != consumer.name).collect();
-        if others.is_empty() || others.iter().any(|other| oldest(other) > IN_TIME_SECONDS) {
+        let is_any_delivering = others.iter().any(|other| other.delivers());
+        if !is_any_delivering || others.iter().any(|other| oldest(other) > IN_TIME_SECONDS) {
             continue;
         }
         let most = others.iter().map(|other| other.waiting).max().unwrap_or(0);
@@ -237,9 +245,10 @@ fn held_back(consumers: &[ConsumerStatus]) -> Vec<Finding> {
     findings
 }
 
-/// Reports filters that may leave webhooks to no consumer.
+/// Reports filters that may leave webhooks to no consumer that delivers.
 fn unmatched(consumers: &[ConsumerStatus]) -> Option<Finding> {
-    let filters = consumers.iter().map(|consumer| consumer.notes.filter.as_ref());
+    let delivering = consumers.iter().filter(|consumer| consumer.delivers());
+    let filters = delivering.map(|consumer| consumer.notes.filter.as_ref());
     let filters: Option<Vec<&ConsumerFilter>> = filters.collect();
     let filters = filters.filter(|filters| !filters.is_empty())?;
     (!ConsumerFilter::are_complete(&filters)).then(|| {
@@ -352,11 +361,16 @@ mod tests {
         let found = held_back(&[behind.clone(), in_time.clone()]);
         assert_eq!(levels(&found), [Severity::Warning]);
         assert!(found[0].what.starts_with("only consumer audit still needs 4990 "), "{found:?}");
-        for all in [&[behind.clone()][..], &[in_time.clone()][..], &[in_time.clone(), in_time][..]]
+        for all in
+            [&[behind.clone()][..], &[in_time.clone()][..], &[in_time.clone(), in_time.clone()][..]]
         {
             assert_eq!(held_back(all), [], "{all:?}");
         }
-        assert_eq!(held_back(&[behind.clone(), behind]), []);
+        assert_eq!(held_back(&[behind.clone(), behind.clone()]), []);
+        // An archive that lags holds the queue back. One that is in time does not mean that others are.
+        let archive = |seconds| consumer("archive", seconds, 5_000);
+        assert_eq!(levels(&held_back(&[archive(7200.0), in_time])), [Severity::Warning]);
+        assert_eq!(held_back(&[archive(2.0), behind]), []);
     }
 
     #[test]
@@ -378,6 +392,9 @@ mod tests {
         ] {
             let consumers: Vec<_> = filters.iter().map(|filter| consumer(*filter)).collect();
             assert_eq!(unmatched(&consumers).is_some(), is_reported, "{filters:?}");
+            let archive = ConsumerStatus { name: "archive".to_owned(), ..consumer(Some("{}")) };
+            let with_archive = [&consumers[..], &[archive]].concat();
+            assert_eq!(unmatched(&with_archive).is_some(), is_reported, "{filters:?}");
         }
     }
 

@@ -1,0 +1,171 @@
+//! Names of objects: `<cell>/<day>/<first entry>_<last entry>_<webhooks>_<tag>.spwa`.
+//!
+//! Names of a cell sort in the order of the stream. An object lies within one day (UTC) of Redis' clock, so a
+//! range of time is a range of names. The tag is a hash of the packs: two objects with one name hold the same
+//! packs.
+
+use std::fmt;
+use std::str::FromStr;
+
+use spillway_webhook::StreamId;
+use time::OffsetDateTime;
+
+/// Ending of the name of an object.
+pub const EXTENSION: &str = "spwa";
+
+/// Milliseconds of a day.
+const DAY_MS: u64 = 86_400_000;
+
+/// Name of an object, relative to the archive's URL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName {
+    /// Random id of the cell.
+    pub cell: u32,
+    /// First entry in the object.
+    pub first: StreamId,
+    /// Last entry in the object.
+    pub last: StreamId,
+    /// Number of webhooks in it.
+    pub webhooks: u64,
+    /// CRC-32 of entry, length and CRC-32 of each pack.
+    pub tag: u32,
+}
+
+/// An object as a list has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ListedObject {
+    /// Name of the object.
+    pub name: ObjectName,
+    /// Bytes of the object.
+    pub bytes: u64,
+}
+
+/// Text that is not the name of an object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not the name of an object: {0:?}")]
+pub struct NotAName(String);
+
+impl ObjectName {
+    /// Directory of the cell's objects.
+    pub fn cell_directory(cell: u32) -> String {
+        format!("{cell:08x}")
+    }
+
+    /// Day of the first entry, such as `2026-01-31`.
+    pub fn day(&self) -> String {
+        day_of(self.first.ms)
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cell, first, last, webhooks, tag } = self;
+        write!(
+            f,
+            "{cell:08x}/{}/{:013}-{:010}_{:013}-{:010}_{webhooks}_{tag:08x}.{EXTENSION}",
+            day_of(first.ms),
+            first.ms,
+            first.seq,
+            last.ms,
+            last.seq,
+        )
+    }
+}
+
+impl FromStr for ObjectName {
+    type Err = NotAName;
+
+    fn from_str(text: &str) -> Result<Self, NotAName> {
+        // One object has one name: leading zeros or another day are another file.
+        let parsed = parse(text).filter(|name| name.to_string() == text);
+        parsed.ok_or_else(|| NotAName(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<ObjectName> {
+    let mut directories = text.split('/');
+    let cell = u32::from_str_radix(directories.next()?, 16).ok()?;
+    let _day = directories.next()?;
+    let (stem, extension) = directories.next()?.split_once('.')?;
+    let mut parts = stem.split('_');
+    let first = parts.next()?.parse().ok()?;
+    let last = parts.next()?.parse().ok()?;
+    let webhooks = parts.next()?.parse().ok()?;
+    let tag = u32::from_str_radix(parts.next()?, 16).ok()?;
+    let is_whole = parts.next().is_none() && directories.next().is_none();
+    (is_whole && extension == EXTENSION && first <= last).then_some(ObjectName {
+        cell,
+        first,
+        last,
+        webhooks,
+        tag,
+    })
+}
+
+/// Day of a time in milliseconds since the Unix epoch, in UTC, such as `2026-01-31`.
+pub fn day_of(ms: u64) -> String {
+    let seconds = i64::try_from(ms / 1_000).unwrap_or(i64::MAX);
+    let Ok(time) = OffsetDateTime::from_unix_timestamp(seconds) else {
+        // Later than the year 9999. It sorts after all days.
+        return "9999-99-99".to_owned();
+    };
+    format!("{:04}-{:02}-{:02}", time.year(), u8::from(time.month()), time.day())
+}
+
+/// True if both times lie in one day.
+pub fn is_same_day(one_ms: u64, other_ms: u64) -> bool {
+    one_ms / DAY_MS == other_ms / DAY_MS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name() -> ObjectName {
+        ObjectName {
+            cell: 0xa1b2_c3d4,
+            first: StreamId { ms: 1_767_268_800_000, seq: 3 },
+            last: StreamId { ms: 1_767_268_860_000, seq: 0 },
+            webhooks: 35_000,
+            tag: 0xbeef,
+        }
+    }
+
+    #[test]
+    fn a_name_is_read_back() {
+        let text = "a1b2c3d4/2026-01-01/1767268800000-0000000003_1767268860000-0000000000_35000_0000beef.spwa";
+        assert_eq!(name().to_string(), text);
+        assert_eq!(text.parse(), Ok(name()));
+        for bad in [
+            text.replace("2026-01-01", "2026-01-02"),
+            text.replace(".spwa", ".spwa#1"),
+            text.replace(".spwa", ".txt"),
+            text.replace("_35000", "_035000"),
+            text.replace("1767268860000", "1767268700000"),
+            format!("x/{text}"),
+            String::new(),
+        ] {
+            assert!(bad.parse::<ObjectName>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_sort_in_the_order_of_the_stream() {
+        let mut later = name();
+        later.first.seq = 10;
+        assert!(name() < later && name().to_string() < later.to_string());
+        later.first.ms += DAY_MS;
+        later.last.ms += DAY_MS;
+        assert!(name().to_string() < later.to_string());
+    }
+
+    #[test]
+    fn days_are_those_of_utc() {
+        assert_eq!(day_of(0), "1970-01-01");
+        assert_eq!(day_of(1_767_225_599_999), "2025-12-31");
+        assert_eq!(day_of(1_767_225_600_000), "2026-01-01");
+        assert_eq!(day_of(u64::MAX), "9999-99-99");
+        assert!(is_same_day(1_767_225_600_000, 1_767_311_999_999));
+        assert!(!is_same_day(1_767_225_599_999, 1_767_225_600_000));
+    }
+}

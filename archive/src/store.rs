@@ -1,0 +1,412 @@
+//! The archive's objects in a directory or in an object store.
+//!
+//! A put that is confirmed is durable: object stores promise it, and files and their directories are synced. A
+//! list is enough to find the objects of a time, and one request for the end of an object reads its index.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientConfigKey, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload,
+    RetryConfig,
+};
+use spillway_process::error::chain;
+use spillway_webhook::StreamId;
+
+use crate::error::{BadObject, StoreError};
+use crate::input::length_u64;
+use crate::keys::KeyRing;
+use crate::name::{ListedObject, ObjectName, day_of};
+use crate::object::{ArchiveObject, ObjectTail};
+use crate::writer::SealedObject;
+
+/// Bytes of the first request for the end of an object. The index of 32 MiB with 35,000 webhooks has 90 KB.
+const TAIL_BYTES: u64 = 128 << 10;
+/// Time for one request, unless AWS_TIMEOUT or the like sets another. 32 MiB take as long at 1 Mbit/s.
+const REQUEST_TIMEOUT: &str = "300s";
+/// Retries within one request: it is repeated by its caller, which reports failures.
+const RETRIES: usize = 1;
+
+const FORMS: &str = "file:///var/lib/spillway-archive, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix";
+
+/// URL of an archive, checked. Nothing is opened yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchiveUrl {
+    place: StorePlace,
+    text: String,
+    /// Directory below a bucket.
+    prefix: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum StorePlace {
+    Directory(PathBuf),
+    Amazon,
+    Google,
+    Azure,
+}
+
+/// An archive.
+#[derive(Debug, Clone)]
+pub struct ArchiveStore {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    directory: Option<PathBuf>,
+}
+
+/// Result of a put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// The object is stored.
+    Written,
+    /// There is an object of this name, and nothing was written.
+    Exists,
+}
+
+impl ArchiveUrl {
+    /// Parses the URL of an archive.
+    ///
+    /// # Errors
+    /// A sentence for the operator.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("must be of the form {FORMS}");
+        let (scheme, rest) = text.split_once("://").ok_or_else(wrong)?;
+        let text = text.to_owned();
+        if scheme == "file" {
+            let directory = PathBuf::from(rest);
+            if !directory.is_absolute() {
+                return Err(
+                    "a directory must be absolute, such as file:///var/lib/spillway-archive"
+                        .to_owned(),
+                );
+            }
+            return Ok(Self {
+                place: StorePlace::Directory(directory),
+                text,
+                prefix: String::new(),
+            });
+        }
+        let place = match scheme {
+            "s3" => StorePlace::Amazon,
+            "gs" => StorePlace::Google,
+            "az" => StorePlace::Azure,
+            _ => return Err(wrong()),
+        };
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if bucket.is_empty() || bucket.contains('@') || Path::parse(prefix).is_err() {
+            return Err(wrong());
+        }
+        Ok(Self { place, text, prefix: prefix.to_owned() })
+    }
+}
+
+impl std::fmt::Display for ArchiveUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl ArchiveStore {
+    /// Opens an archive. Access to object stores is taken from the environment: AWS_*, GOOGLE_* and AZURE_*.
+    ///
+    /// # Errors
+    /// [`StoreError::Unusable`] if the directory does not exist or the environment does not suit.
+    pub fn open(url: &ArchiveUrl) -> Result<Self, StoreError> {
+        // Install a provider here, so that TLS does not depend on the other crates in the build.
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let unusable = |error: object_store::Error| StoreError::Unusable(chain(&error));
+        let (store, directory): (Arc<dyn ObjectStore>, _) = match &url.place {
+            StorePlace::Directory(directory) => {
+                let opened = LocalFileSystem::new_with_prefix(directory).map_err(unusable)?;
+                // Directories of days that are empty are removed.
+                let store = opened.with_fsync(true).with_automatic_cleanup(true);
+                (Arc::new(store), Some(directory.clone()))
+            }
+            StorePlace::Amazon => (Arc::new(amazon(&url.text).map_err(unusable)?), None),
+            StorePlace::Google => (Arc::new(google(&url.text).map_err(unusable)?), None),
+            StorePlace::Azure => (Arc::new(azure(&url.text).map_err(unusable)?), None),
+        };
+        let prefix = Path::parse(&url.prefix).map_err(|error| unusable(error.into()))?;
+        Ok(Self { store, prefix, directory })
+    }
+
+    /// Puts an object, durably. With `is_new`, an object that exists is left as it is, where the store can tell.
+    ///
+    /// # Errors
+    /// [`StoreError`]. The object may be stored all the same.
+    pub async fn put(&self, object: &SealedObject, is_new: bool) -> Result<PutOutcome, StoreError> {
+        let path = self.path(&object.name.to_string());
+        let payload = PutPayload::from_iter(object.parts.iter().cloned());
+        if is_new {
+            let created = self.store.put_opts(&path, payload.clone(), PutMode::Create.into()).await;
+            match created {
+                Ok(_) => return Ok(PutOutcome::Written),
+                Err(object_store::Error::AlreadyExists { .. }) => return Ok(PutOutcome::Exists),
+                // A name tells the packs: whatever is there holds the same ones.
+                Err(
+                    object_store::Error::NotImplemented { .. }
+                    | object_store::Error::NotSupported { .. },
+                ) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.store.put_opts(&path, payload, PutMode::Overwrite.into()).await?;
+        Ok(PutOutcome::Written)
+    }
+
+    /// Cells that have objects, sorted.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn cells(&self) -> Result<Vec<u32>, StoreError> {
+        let names = self.directories(&self.prefix).await?;
+        let cell = |name: &String| {
+            u32::from_str_radix(name, 16)
+                .ok()
+                .filter(|cell| ObjectName::cell_directory(*cell) == *name)
+        };
+        Ok(names.iter().filter_map(cell).collect())
+    }
+
+    /// Days of a cell that have objects, sorted.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn days(&self, cell: u32) -> Result<Vec<String>, StoreError> {
+        self.directories(&self.path(&ObjectName::cell_directory(cell))).await
+    }
+
+    /// Objects of one day of a cell, sorted. Other files are left out.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn objects(&self, cell: u32, day: &str) -> Result<Vec<ListedObject>, StoreError> {
+        let directory = self.path(&format!("{}/{day}", ObjectName::cell_directory(cell)));
+        let listed: Vec<_> = self.store.list(Some(&directory)).try_collect().await?;
+        let object = |meta: &object_store::ObjectMeta| {
+            let name = self.relative(&meta.location)?.parse().ok()?;
+            Some(ListedObject { name, bytes: meta.size })
+        };
+        let mut objects: Vec<_> = listed.iter().filter_map(object).collect();
+        objects.sort_unstable();
+        Ok(objects)
+    }
+
+    /// Objects of a cell with an entry at `from` or later, sorted.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn objects_from(
+        &self,
+        cell: u32,
+        from: StreamId,
+    ) -> Result<Vec<ListedObject>, StoreError> {
+        let first = day_of(from.ms);
+        let mut objects = Vec::new();
+        for day in self.days(cell).await?.iter().filter(|day| **day >= first) {
+            let of_day = self.objects(cell, day).await?;
+            objects.extend(of_day.into_iter().filter(|object| object.name.last >= from));
+        }
+        Ok(objects)
+    }
+
+    /// Reads the end of an object: its index. Usually that is one request.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn tail(
+        &self,
+        object: &ListedObject,
+        keys: &KeyRing,
+    ) -> Result<ObjectTail, StoreError> {
+        let bad = |error| StoreError::Bad(Box::new(object.name), error);
+        let mut end = self.end(object, TAIL_BYTES).await?;
+        let needed = length_u64(ObjectTail::needed(&end).map_err(bad)?);
+        if needed > object.bytes {
+            return Err(bad(BadObject::NotAnObject));
+        }
+        if needed > length_u64(end.len()) {
+            end = self.end(object, needed).await?;
+        }
+        ObjectTail::decode(&end, keys).map_err(bad)
+    }
+
+    /// Reads a whole object, and checks it.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn object(
+        &self,
+        name: &ObjectName,
+        keys: &KeyRing,
+    ) -> Result<ArchiveObject, StoreError> {
+        let bytes = self.store.get(&self.path(&name.to_string())).await?.bytes().await?;
+        ArchiveObject::open(bytes, keys).map_err(|error| StoreError::Bad(Box::new(*name), error))
+    }
+
+    /// Reads one pack of an object.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn pack(
+        &self,
+        name: &ObjectName,
+        tail: &ObjectTail,
+        number: usize,
+    ) -> Result<Bytes, StoreError> {
+        let bad = |error| StoreError::Bad(Box::new(*name), error);
+        let frame = tail.frame(number).ok_or_else(|| bad(BadObject::Malformed("no such pack")))?;
+        let frame = self.store.get_range(&self.path(&name.to_string()), frame).await?;
+        tail.open_frame(number, &frame).map_err(bad)
+    }
+
+    /// Deletes an object. One that is gone is no error.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
+        match self.store.delete(&self.path(&name.to_string())).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes files that a killed process left half-written in the directory of this day. Object stores keep no
+    /// such parts. A writer that still lives finds its file gone, and writes it again.
+    pub async fn remove_staged(&self, cell: u32, day: &str) {
+        let Some(directory) = &self.directory else { return };
+        let directory = directory.join(ObjectName::cell_directory(cell)).join(day);
+        let removing = tokio::task::spawn_blocking(move || {
+            for file in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+                if is_staged(&file.file_name().to_string_lossy()) {
+                    std::fs::remove_file(file.path()).ok();
+                }
+            }
+        });
+        // What stays is not listed, and only takes space.
+        removing.await.ok();
+    }
+
+    async fn end(&self, object: &ListedObject, bytes: u64) -> Result<Bytes, StoreError> {
+        if object.bytes == 0 {
+            return Ok(Bytes::new());
+        }
+        // Azure knows no range from the end. The length is known from the list.
+        let range = object.bytes.saturating_sub(bytes)..object.bytes;
+        let options = GetOptions::new().with_range(Some(range));
+        let path = self.path(&object.name.to_string());
+        Ok(self.store.get_opts(&path, options).await?.bytes().await?)
+    }
+
+    async fn directories(&self, directory: &Path) -> Result<Vec<String>, StoreError> {
+        let listed = self.store.list_with_delimiter(Some(directory)).await?;
+        let names = listed.common_prefixes.iter().filter_map(Path::filename);
+        let mut names: Vec<String> = names.map(str::to_owned).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn path(&self, name: &str) -> Path {
+        let mut path = self.prefix.clone();
+        path.extend(name.split('/'));
+        path
+    }
+
+    fn relative<'a>(&self, path: &'a Path) -> Option<&'a str> {
+        let path: &'a str = path.as_ref();
+        let prefix: &str = self.prefix.as_ref();
+        let rest = path.strip_prefix(prefix)?;
+        Some(rest.strip_prefix('/').unwrap_or(rest))
+    }
+}
+
+/// True for the name of a file that is being written: the crate `object_store` appends `#` and a number.
+fn is_staged(name: &str) -> bool {
+    let number = name.split_once(".spwa#").map(|(_, number)| number);
+    number.is_some_and(|number| {
+        !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
+    })
+}
+
+fn retries() -> RetryConfig {
+    let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
+    RetryConfig { backoff, max_retries: RETRIES, ..RetryConfig::default() }
+}
+
+fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some()
+}
+
+fn amazon(url: &str) -> Result<object_store::aws::AmazonS3, object_store::Error> {
+    let mut builder = AmazonS3Builder::from_env().with_url(url).with_retry(retries());
+    if !is_set("AWS_TIMEOUT") {
+        let key = AmazonS3ConfigKey::Client(ClientConfigKey::Timeout);
+        builder = builder.with_config(key, REQUEST_TIMEOUT);
+    }
+    builder.build()
+}
+
+fn google(url: &str) -> Result<object_store::gcp::GoogleCloudStorage, object_store::Error> {
+    let mut builder = GoogleCloudStorageBuilder::from_env().with_url(url).with_retry(retries());
+    if !is_set("GOOGLE_TIMEOUT") {
+        let key = GoogleConfigKey::Client(ClientConfigKey::Timeout);
+        builder = builder.with_config(key, REQUEST_TIMEOUT);
+    }
+    builder.build()
+}
+
+fn azure(url: &str) -> Result<object_store::azure::MicrosoftAzure, object_store::Error> {
+    let mut builder = MicrosoftAzureBuilder::from_env().with_url(url).with_retry(retries());
+    if !is_set("AZURE_TIMEOUT") {
+        let key = AzureConfigKey::Client(ClientConfigKey::Timeout);
+        builder = builder.with_config(key, REQUEST_TIMEOUT);
+    }
+    builder.build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_checked_before_anything_is_opened() {
+        for good in
+            ["file:///a", "s3://bucket", "s3://bucket/a/b", "gs://bucket/a", "az://container/"]
+        {
+            assert_eq!(ArchiveUrl::parse(good).map(|url| url.to_string()), Ok(good.to_owned()));
+        }
+        for bad in [
+            "",
+            "/a",
+            "file://a",
+            "s3://",
+            "s3:///a",
+            "http://host/a",
+            "s3://me:key@bucket",
+            "s3://b/a//c",
+        ] {
+            assert!(ArchiveUrl::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn half_written_files_are_known_by_their_names() {
+        assert!(is_staged("a.spwa#1") && is_staged("a.spwa#12"));
+        assert!(!is_staged("a.spwa") && !is_staged("a.spwa#") && !is_staged("a.spwa#x"));
+    }
+
+    #[test]
+    fn a_directory_that_does_not_exist_is_not_made() {
+        let url = ArchiveUrl::parse("file:///nonexistent/archive").expect("a URL");
+        let opened = ArchiveStore::open(&url).map(|_| ());
+        assert_eq!(opened.expect_err("it is missing").kind(), "unusable");
+    }
+}

@@ -1,0 +1,265 @@
+//! Objects are read as they were written, damage is found, and an archive in a directory holds what was put.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use proptest::prelude::*;
+use spillway_webhook::pack::{Packer, Records};
+use spillway_webhook::{StreamId, Webhook};
+
+use crate::bloom::{resource_hash, webhook_id_hash};
+use crate::keys::KeyRing;
+use crate::keys::tests::{NEW, OLD, ring};
+use crate::store::{ArchiveStore, ArchiveUrl, PutOutcome};
+use crate::{ArchiveObject, BadObject, ListedObject, ObjectTail, ObjectWriter, SealedObject};
+
+const CELL: u32 = 0xa1b2_c3d4;
+/// Noon of 2026-01-01.
+const NOON: u64 = 1_767_268_800_000;
+
+fn id(ms: u64, seq: u64) -> StreamId {
+    StreamId { ms: NOON + ms, seq }
+}
+
+/// A webhook about this product.
+fn webhook(product: u64, body_bytes: usize) -> Webhook {
+    let mut headers = HeaderMap::new();
+    for (name, value) in [
+        ("x-shopify-topic", "products/update".to_owned()),
+        ("x-shopify-shop-domain", format!("shop-{}.myshopify.com", product % 7)),
+        ("x-shopify-webhook-id", format!("id-{product}")),
+        ("x-shopify-product-id", product.to_string()),
+    ] {
+        headers
+            .insert(HeaderName::from_static(name), HeaderValue::try_from(value).expect("a value"));
+    }
+    // Not too compressible.
+    let fill = (0..body_bytes as u64).map(|at| {
+        let mixed = (product * 1_000_003 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
+        b'0' + u8::try_from(mixed).expect("six bits")
+    });
+    let body = fill.collect::<Vec<u8>>().into();
+    Webhook {
+        received_at_ms: NOON + product,
+        target: "/hooks".parse().expect("a target"),
+        headers,
+        body,
+    }
+}
+
+/// A pack of webhooks about these products.
+fn pack(products: impl IntoIterator<Item = u64>, body_bytes: usize) -> Bytes {
+    let mut records = Records::default();
+    products.into_iter().for_each(|product| records.push(&webhook(product, body_bytes)));
+    Packer::new().pack(&records).to_vec().into()
+}
+
+fn object(packs: &[(StreamId, Bytes)], keys: &KeyRing) -> SealedObject {
+    let mut writer = ObjectWriter::new(CELL, id(0, 0), keys).expect("randomness");
+    for (entry, pack) in packs {
+        writer.add(*entry, pack.clone());
+    }
+    writer.finish().expect("packs")
+}
+
+fn whole(object: &SealedObject) -> Bytes {
+    let bytes: Bytes = object.parts.concat().into();
+    assert_eq!(bytes.len() as u64, object.bytes);
+    bytes
+}
+
+fn sample(keys: &KeyRing) -> (Vec<(StreamId, Bytes)>, SealedObject) {
+    let packs = vec![
+        (id(1, 0), pack(1..3, 40)),
+        (id(1, 1), Bytes::from_static(b"no pack at all")),
+        (id(9, 0), pack(3..4, 40)),
+    ];
+    let object = object(&packs, keys);
+    (packs, object)
+}
+
+#[test]
+fn an_object_is_read_as_it_was_written_with_and_without_a_key() {
+    for keys in [KeyRing::default(), ring(&[NEW, OLD])] {
+        let (packs, sealed) = sample(&keys);
+        let name = sealed.name;
+        assert_eq!(
+            (name.cell, name.first, name.last, name.webhooks),
+            (CELL, id(1, 0), id(9, 0), 3)
+        );
+        let opened = ArchiveObject::open(whole(&sealed), &keys).expect("our own object");
+        let ObjectTail { header, index, .. } = &opened.tail;
+        assert_eq!((header.cell, header.after), (CELL, id(0, 0)));
+        assert_eq!(header.key.is_some(), !keys.is_empty());
+        assert_eq!(index.received_ms, Some((NOON + 1, NOON + 3)));
+        assert_eq!((index.webhooks(), index.corrupt_packs()), (3, 1));
+        assert_eq!(index.tag(), name.tag);
+        for (number, (entry, pack)) in packs.iter().enumerate() {
+            assert_eq!(index.packs[number].entry, *entry);
+            assert_eq!(opened.pack(number).as_ref(), Ok(pack));
+        }
+        assert!(opened.pack(packs.len()).is_err());
+        let shops: Vec<_> = index.shops.iter().map(|(_, webhooks)| webhooks).collect();
+        assert_eq!(shops, [1, 1, 1]);
+        assert!(index.topics.may_hold(|topic| topic == b"products/update"));
+        assert!(index.webhook_ids.may_hold(webhook_id_hash(b"id-2")));
+        assert!(index.resources.may_hold(resource_hash(b"shop-2.myshopify.com", b"product/2")));
+    }
+}
+
+#[test]
+fn every_flipped_bit_and_every_cut_of_an_object_is_found() {
+    for keys in [KeyRing::default(), ring(&[NEW])] {
+        let good = whole(&sample(&keys).1);
+        for at in 0..good.len() {
+            assert!(ArchiveObject::open(good.slice(..at), &keys).is_err(), "cut to {at}");
+            assert!(
+                ArchiveObject::open(good.slice(at + 1..), &keys).is_err(),
+                "without {at} bytes"
+            );
+            for bit in 0..8 {
+                let mut bad = good.to_vec();
+                bad[at] ^= 1 << bit;
+                assert!(ArchiveObject::open(bad.into(), &keys).is_err(), "bit {bit} of byte {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_encrypted_object_needs_its_key_and_shows_nothing_without() {
+    let (_, sealed) = sample(&ring(&[OLD]));
+    let bytes = whole(&sealed);
+    for hidden in ["myshopify", "products/update", "no pack at all"] {
+        assert!(!bytes.windows(hidden.len()).any(|part| part == hidden.as_bytes()), "{hidden}");
+    }
+    let refused = ArchiveObject::open(bytes.clone(), &ring(&[NEW])).map(|_| ());
+    assert_eq!(refused, Err(BadObject::NoKey("2025".to_owned())));
+    assert!(ArchiveObject::open(bytes, &ring(&[NEW, OLD])).is_ok());
+}
+
+#[test]
+fn the_end_is_enough_for_the_index_and_the_place_of_each_pack() {
+    for keys in [KeyRing::default(), ring(&[NEW])] {
+        let (packs, sealed) = sample(&keys);
+        let bytes = whole(&sealed);
+        let needed = ObjectTail::needed(&bytes[bytes.len() - 52..]).expect("a trailer");
+        let end = bytes.slice(bytes.len() - needed..);
+        assert!(ObjectTail::decode(&end[1..], &keys).is_err());
+        let tail = ObjectTail::decode(&end, &keys).expect("our own object");
+        assert_eq!(tail.object_bytes(), sealed.bytes);
+        for (number, (_, pack)) in packs.iter().enumerate() {
+            let frame = tail.frame(number).expect("a place");
+            let frame = bytes.slice(frame.start as usize..frame.end as usize);
+            assert_eq!(tail.open_frame(number, &frame).as_ref(), Ok(pack));
+            let other = (number + 1) % packs.len();
+            assert!(tail.open_frame(other, &frame).is_err());
+        }
+    }
+}
+
+#[test]
+fn an_object_is_at_most_a_twentieth_larger_than_its_packs() {
+    for (packs, each, body) in [(40, 64, 600), (400, 4, 600), (200, 16, 2_000)] {
+        let packs: Vec<_> = (0..packs)
+            .map(|number| (id(1 + number, 0), pack(number * each..(number + 1) * each, body)))
+            .collect();
+        let bytes: usize = packs.iter().map(|(_, pack)| pack.len()).sum();
+        for keys in [KeyRing::default(), ring(&[NEW])] {
+            let object = object(&packs, &keys).bytes as f64 / bytes as f64;
+            assert!(object <= 1.05, "{object:.3} times the packs of {each} webhooks");
+        }
+    }
+}
+
+#[test]
+fn the_name_tells_the_packs_and_not_the_key() {
+    let packs = [(id(1, 0), pack(1..3, 40))];
+    let name = object(&packs, &KeyRing::default()).name;
+    assert_eq!(object(&packs, &ring(&[NEW])).name, name);
+    assert_ne!(object(&[(id(1, 0), pack(1..3, 41))], &KeyRing::default()).name, name);
+    let none = ObjectWriter::new(CELL, id(0, 0), &KeyRing::default()).expect("randomness");
+    assert!(none.finish().is_none(), "there is no empty object");
+}
+
+proptest! {
+    #[test]
+    fn what_goes_in_comes_out(
+        steps in prop::collection::vec((1u64..1_000, 0usize..4, 0usize..300, any::<bool>()), 1..12),
+        is_encrypted in any::<bool>(),
+    ) {
+        let keys = if is_encrypted { ring(&[NEW]) } else { KeyRing::default() };
+        let mut ms = 0;
+        let packs: Vec<_> = steps.into_iter().map(|(step, count, body, is_pack)| {
+            ms += step;
+            let pack = if is_pack { pack(ms..ms + count as u64, body) } else { vec![7; body].into() };
+            (id(ms, 0), pack)
+        }).collect();
+        let sealed = object(&packs, &keys);
+        let opened = ArchiveObject::open(whole(&sealed), &keys).expect("our own object");
+        for (number, (_, pack)) in packs.iter().enumerate() {
+            let read = opened.pack(number);
+            prop_assert_eq!(read.as_ref(), Ok(pack));
+        }
+        prop_assert_eq!(opened.tail.index.webhooks(), sealed.name.webhooks);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(ArchiveObject::open(bytes.into(), &KeyRing::default()).is_err());
+    }
+}
+
+fn directory() -> (tempfile::TempDir, ArchiveStore) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let url = ArchiveUrl::parse(&format!("file://{}", directory.path().display())).expect("a URL");
+    let store = ArchiveStore::open(&url).expect("it exists");
+    (directory, store)
+}
+
+#[tokio::test]
+async fn a_directory_holds_what_was_put_and_lists_it() {
+    let (directory, store) = directory();
+    let keys = KeyRing::default();
+    let (packs, sealed) = sample(&keys);
+    assert_eq!(store.cells().await.expect("a list"), [0; 0]);
+    assert_eq!(store.put(&sealed, true).await.expect("a put"), PutOutcome::Written);
+    assert_eq!(store.put(&sealed, true).await.expect("a put"), PutOutcome::Exists);
+    assert_eq!(store.put(&sealed, false).await.expect("a put"), PutOutcome::Written);
+    assert_eq!(store.cells().await.expect("a list"), [CELL]);
+    assert_eq!(store.days(CELL).await.expect("a list"), ["2026-01-01"]);
+    let day = directory.path().join("a1b2c3d4/2026-01-01");
+    std::fs::write(day.join("README.txt"), "not ours").expect("write");
+    let staged =
+        day.join(format!("{}#1", sealed.name.to_string().rsplit('/').next().expect("a file")));
+    std::fs::write(&staged, "half").expect("write");
+    let listed = ListedObject { name: sealed.name, bytes: sealed.bytes };
+    assert_eq!(store.objects(CELL, "2026-01-01").await.expect("a list"), [listed]);
+    store.remove_staged(CELL, "2026-01-01").await;
+    assert!(!staged.exists() && day.join("README.txt").exists());
+    assert_eq!(store.objects_from(CELL, id(9, 0)).await.expect("a list"), [listed]);
+    assert_eq!(
+        store.objects_from(CELL, id(9, 1)).await.expect("a list"),
+        [0; 0].map(|_: u8| listed)
+    );
+    let tail = store.tail(&listed, &keys).await.expect("an index");
+    assert_eq!(store.pack(&sealed.name, &tail, 0).await.expect("a pack"), packs[0].1);
+    let object = store.object(&sealed.name, &keys).await.expect("an object");
+    assert_eq!(object.pack(2).as_ref(), Ok(&packs[2].1));
+    store.delete(&sealed.name).await.expect("it is deleted");
+    store.delete(&sealed.name).await.expect("and gone");
+    assert!(store.object(&sealed.name, &keys).await.is_err());
+}
+
+#[tokio::test]
+async fn an_index_larger_than_the_first_request_is_read_too() {
+    let (_directory, store) = directory();
+    let keys = KeyRing::default();
+    let packs: Vec<_> =
+        (0..60).map(|at| (id(1 + at, 0), pack(at * 1_000..(at + 1) * 1_000, 1))).collect();
+    let sealed = object(&packs, &keys);
+    store.put(&sealed, true).await.expect("a put");
+    let listed = ListedObject { name: sealed.name, bytes: sealed.bytes };
+    let tail = store.tail(&listed, &keys).await.expect("an index");
+    assert_eq!(tail.index.webhooks(), 60_000);
+    assert!(tail.index.webhook_ids.may_hold(webhook_id_hash(b"id-59999")));
+}

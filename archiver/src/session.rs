@@ -1,0 +1,323 @@
+//! One leader's work, from its lease to its end.
+//!
+//! Path of a pack: read ahead (`intake`) → `overlap` (archived already?) → `filling` (the object that grows) →
+//! `upload` (one put at a time) → `settling` (Redis advances its cursor, one settlement at a time). Invariants:
+//! nothing is settled that is not durable in the archive. Objects are put in the order of the stream, and settled
+//! in it. Bounded: one object that is filled, one on its way, and the packs of intake's channel. While both
+//! objects are full, nothing is read from Redis.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spillway_archive::index::PackRow;
+use spillway_archive::name::day_of;
+use spillway_archive::{ArchiveStore, ListedObject};
+use spillway_consumer::End;
+use spillway_consumer::intake::{self, IntakeEvent, Streams};
+use spillway_consumer::settle::Settled;
+use spillway_queue::consumers::ARCHIVE;
+use spillway_queue::controls::OperatorControls;
+use spillway_queue::leader::boottime;
+use spillway_queue::read::{Entry, StreamRange};
+use spillway_queue::settle::Settlement;
+use spillway_webhook::StreamId;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::access::ArchiveAccess;
+use crate::controls::ControlsReader;
+use crate::filling::{Filling, ObjectLimits};
+use crate::overlap::Overlap;
+use crate::settling::OwedSettlements;
+use crate::{redundant, upload};
+
+/// Time between two looks at the operator's controls.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Milliseconds of a day: objects of the day before the cursor are looked at, too.
+const DAY_MS: u64 = 86_400_000;
+
+/// State in Redis when the lease was taken.
+pub(crate) struct Beginning {
+    /// Every entry up to here is settled.
+    pub cursor: StreamId,
+    /// Mark of the last settlement.
+    pub mark: Option<String>,
+    /// Range of the stream.
+    pub range: StreamRange,
+    /// Controls in force.
+    pub controls: OperatorControls,
+}
+
+/// One leader's work.
+pub(crate) struct ArchiveSession {
+    access: Arc<ArchiveAccess>,
+    store: Arc<ArchiveStore>,
+    arrived: mpsc::Receiver<IntakeEvent>,
+    overlap: Overlap,
+    filling: Filling,
+    /// A pack that belongs to the next object.
+    held: Option<Entry>,
+    putting: Option<PendingPut>,
+    settling: OwedSettlements,
+    controls: ControlsReader,
+}
+
+/// An object on its way, and the settlement that follows it.
+struct PendingPut {
+    done: Pin<Box<dyn Future<Output = ()>>>,
+    settlement: Settlement,
+}
+
+/// Something that a session waits for.
+enum SessionEvent {
+    /// The object is in the archive.
+    Put,
+    Settled(Option<Settled>),
+    Arrived(Option<IntakeEvent>),
+    /// Time for a look at the controls.
+    Look,
+    /// The object that is filled is due, or the process is to stop.
+    Due,
+}
+
+impl ArchiveSession {
+    /// Opens the archive and looks what of the queue is in it, before anything is read.
+    pub(crate) async fn begin(access: Arc<ArchiveAccess>, beginning: Beginning) -> Self {
+        let Beginning { cursor, mark, range, controls } = beginning;
+        let settings = access.instance.settings.clone();
+        let cell = access.leader.cell;
+        let open = async || ArchiveStore::open(&settings.url);
+        let store = access.until_done("opening it", open).await;
+        let position = begin_after(cursor, &range);
+        for day in [day_of(position.ms), day_of(access.leader.now_ms())] {
+            store.remove_staged(cell, &day).await;
+        }
+        let before = StreamId { ms: position.ms.saturating_sub(DAY_MS), seq: 0 };
+        let list = async || store.objects_from(cell, before).await;
+        let objects = access.until_done("listing it", list).await;
+        let objects = redundant::clean(&access, &store, objects).await;
+        tell_gap(&objects, position);
+        let ahead: Vec<_> =
+            objects.into_iter().filter(|object| object.name.last > position).collect();
+        tracing::info!(after = %cursor, archived_ahead = ahead.len(), "archiving");
+        let limits = ObjectLimits { bytes: settings.object_bytes, delay: settings.max_delay };
+        let redis = settings.common.redis.clone();
+        let streams = (Streams::Main, cursor);
+        let mut settling = OwedSettlements::start(redis.clone(), &access.leader.token, mark);
+        // They are in force from here on, whichever leader read them first.
+        settling.owe_controls(controls.version);
+        let controls = ControlsReader::with(redis.clone(), controls);
+        controls.show(&access.instance.metrics);
+        Self {
+            store: Arc::new(store),
+            arrived: intake::start_with(&redis, ARCHIVE, streams, |found| found),
+            overlap: Overlap::with(ahead),
+            filling: Filling::after(position, cell, limits),
+            held: None,
+            putting: None,
+            settling,
+            controls,
+            access,
+        }
+    }
+
+    /// Archives until the process is to stop, or Redis holds something else than was read.
+    pub(crate) async fn run(mut self, shutdown: &CancellationToken) -> End {
+        let mut looks = interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if let Err(end) = self.step(&mut looks, shutdown).await {
+                return end;
+            }
+        }
+    }
+
+    /// Does what can be done now, and waits for the next event.
+    async fn step(
+        &mut self,
+        looks: &mut Interval,
+        shutdown: &CancellationToken,
+    ) -> Result<(), End> {
+        let is_stopping = shutdown.is_cancelled();
+        self.put_what_is_due(is_stopping)?;
+        self.take_held()?;
+        self.settling.begin(&mut self.controls.current)?;
+        let is_idle = self.putting.is_none() && self.filling.is_empty() && self.settling.is_done();
+        if is_stopping && is_idle {
+            return Err(End::Stopped);
+        }
+        match self.next(looks, shutdown).await {
+            SessionEvent::Put => {
+                let put = self.putting.take();
+                self.settling.owe(put.map(|put| put.settlement).unwrap_or_default());
+            }
+            SessionEvent::Settled(settled) => self.settling.on_result(settled)?,
+            SessionEvent::Arrived(found) => self.on_arrived(found).await?,
+            SessionEvent::Look => {
+                if let Some(version) = self.controls.look(self.access.leader.controls()).await {
+                    tracing::info!(version, "an operator changed the controls");
+                    self.controls.show(&self.access.instance.metrics);
+                    self.settling.owe_controls(version);
+                }
+            }
+            SessionEvent::Due => {}
+        }
+        Ok(())
+    }
+
+    async fn next(&mut self, looks: &mut Interval, shutdown: &CancellationToken) -> SessionEvent {
+        let is_stopping = shutdown.is_cancelled();
+        let may_take = !is_stopping
+            && self.held.is_none()
+            && self.filling.has_room()
+            && !self.controls.is_paused();
+        // Without a lease, the next look at the controls finds out whether there is one again.
+        let may_put = self.putting.is_none() && self.holds_lease();
+        let due_at = self.filling.due_at().filter(|_| may_put);
+        tokio::select! {
+            biased;
+            () = done(self.putting.as_mut()) => SessionEvent::Put,
+            settled = self.settling.result() => SessionEvent::Settled(settled),
+            () = shutdown.cancelled(), if !is_stopping => SessionEvent::Due,
+            () = until(due_at) => SessionEvent::Due,
+            _ = looks.tick() => SessionEvent::Look,
+            found = self.arrived.recv(), if may_take => SessionEvent::Arrived(found),
+        }
+    }
+
+    /// True if a put may begin. A leader that slept must not write what another one has written since.
+    fn holds_lease(&self) -> bool {
+        self.access.leader.holds(boottime())
+    }
+
+    /// Begins to put the object that is filled, if it is due and no other is on its way.
+    fn put_what_is_due(&mut self, is_stopping: bool) -> Result<(), End> {
+        if self.putting.is_some() || self.filling.is_empty() || !self.holds_lease() {
+            return Ok(());
+        }
+        let is_due = self.filling.due_at().is_none_or(|due_at| due_at <= Instant::now());
+        if !is_due && !is_stopping {
+            return Ok(());
+        }
+        let (writer, settlement) = self.filling.take();
+        let Some(writer) = writer else {
+            // All of it is in the archive already.
+            self.settling.owe(settlement);
+            return Ok(());
+        };
+        let Some(object) = writer.finish() else {
+            tracing::error!("BUG: an object without packs; beginning again");
+            return Err(End::Stale);
+        };
+        let access = self.access.clone();
+        let store = self.store.clone();
+        let done = Box::pin(async move { upload::put(&access, &store, &object).await });
+        self.putting = Some(PendingPut { done, settlement });
+        Ok(())
+    }
+
+    async fn on_arrived(&mut self, found: Option<IntakeEvent>) -> Result<(), End> {
+        match found {
+            Some(IntakeEvent::Main(entry)) => {
+                if let Some(row) = self.overlap.find(&self.access, &self.store, &entry).await {
+                    self.filling.pass(&row);
+                    return Ok(());
+                }
+                self.held = Some(entry);
+                self.take_held()
+            }
+            Some(IntakeEvent::Replay(_) | IntakeEvent::ReplaysLoaded | IntakeEvent::CaughtUp) => {
+                Ok(())
+            }
+            Some(IntakeEvent::OlderData) => Err(End::Stale),
+            None => {
+                tracing::error!("BUG: intake ended early; beginning again");
+                Err(End::Stale)
+            }
+        }
+    }
+
+    /// Adds the pack that waits, unless it belongs to the next object and this one is not on its way yet.
+    fn take_held(&mut self) -> Result<(), End> {
+        let Some(entry) = self.held.take() else { return Ok(()) };
+        if !self.filling.accepts(entry.id) {
+            self.filling.close();
+            self.held = Some(entry);
+            return Ok(());
+        }
+        let keys = self.access.instance.settings.keys.ring();
+        match self.filling.add(entry, &keys, Instant::now()) {
+            Ok(row) => {
+                self.tell_corrupt(&row);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(%error, "nothing can be encrypted; beginning again");
+                Err(End::Stale)
+            }
+        }
+    }
+
+    fn tell_corrupt(&self, row: &PackRow) {
+        if row.is_corrupt {
+            self.access.instance.metrics.corrupt.inc();
+            tracing::error!(
+                entry = %row.entry,
+                "corrupt pack: archived as it is, and stored under corrupt:"
+            );
+        }
+    }
+}
+
+/// Waits until the object is in the archive; for ever, if there is none.
+async fn done(putting: Option<&mut PendingPut>) {
+    match putting {
+        Some(putting) => putting.done.as_mut().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until `due_at`; for ever, if there is none.
+async fn until(due_at: Option<Instant>) {
+    match due_at {
+        Some(due_at) => sleep_until(due_at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Entry after which the next object begins. A consumer that never settled has no cursor: what was before the
+/// oldest entry that is left was freed without it.
+fn begin_after(cursor: StreamId, range: &StreamRange) -> StreamId {
+    if cursor > StreamId::ZERO {
+        return cursor;
+    }
+    range.oldest.map_or(cursor, StreamId::previous)
+}
+
+/// Reports a gap between the archive and the queue: the consumer was removed, or told to begin later.
+fn tell_gap(objects: &[ListedObject], position: StreamId) {
+    let newest = objects.iter().map(|object| object.name.last).max();
+    if let Some(newest) = newest.filter(|newest| *newest < position) {
+        tracing::error!(
+            archived_through = %newest,
+            queue_begins_after = %position,
+            "webhooks between the two are not in the archive, if there were any: the consumer was not registered"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_consumer_that_never_settled_begins_right_before_the_oldest_entry() {
+        let id = |ms, seq| StreamId { ms, seq };
+        let range = |oldest| StreamRange { oldest, last: id(9, 0), trimmed: 0 };
+        assert_eq!(begin_after(id(5, 1), &range(Some(id(7, 3)))), id(5, 1));
+        assert_eq!(begin_after(StreamId::ZERO, &range(Some(id(7, 3)))), id(7, 2));
+        assert_eq!(begin_after(StreamId::ZERO, &range(None)), StreamId::ZERO);
+    }
+}

@@ -1,0 +1,239 @@
+//! `spillway archive show`: the index of one object, or one webhook exactly as it was received.
+
+use std::io::Write;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use serde_json::{Value, json};
+use spillway_archive::bloom::webhook_id_hash;
+use spillway_archive::index::LabelCounts;
+use spillway_archive::{ListedObject, ObjectName, ObjectTail};
+use spillway_webhook::WebhookId;
+use spillway_webhook::freshness::rfc3339;
+use spillway_webhook::pack::Pack;
+use spillway_webhook::shopify::Headers;
+
+use super::OpenArchive;
+use super::range::{ObjectRange, RangeArguments};
+use crate::failure::Failure;
+use crate::format::OutputArgs;
+use crate::out::{Progress, line, printable, size, table};
+use crate::walk::Met;
+
+/// Shops and topics of an object that are shown, those with the most webhooks first.
+const LABELS_SHOWN: usize = 20;
+
+#[derive(Debug, Args)]
+pub(super) struct ShowArguments {
+    #[command(flatten)]
+    which: ShownThing,
+
+    #[command(flatten)]
+    range: RangeArguments,
+
+    /// Print only the body of the webhook, byte for byte
+    #[arg(long, requires = "webhook_id")]
+    body: bool,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// An object or a webhook.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct ShownThing {
+    /// Name of an object, as `spillway archive list` prints it
+    object: Option<String>,
+
+    /// Shopify's webhook id, or the Spillway-Id of a webhook. Of several webhooks with one id, the first is shown
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    webhook_id: Option<String>,
+}
+
+/// Shows an object or a webhook.
+pub(super) async fn run(archive: &OpenArchive, arguments: ShowArguments) -> Result<(), Failure> {
+    let ShowArguments { which, range, body, output } = arguments;
+    if let Some(id) = which.webhook_id {
+        return show_webhook(archive, &range.checked()?, &id, body, output).await;
+    }
+    let name = which.object.unwrap_or_default();
+    let name = name.parse::<ObjectName>().map_err(|error| Failure::Usage(format!("{error}")))?;
+    let listed = archive.store.objects(name.cell, &name.day()).await?;
+    let object = listed.into_iter().find(|object| object.name == name);
+    let absent = || Failure::Failed(format!("the archive has no object {name}"));
+    let object = object.ok_or_else(absent)?;
+    let tail = archive.store.tail(&object, &archive.keys).await?;
+    if output.is_json() {
+        return Ok(line(json_of(&object, &tail))?);
+    }
+    Ok(line(text_of(&object, &tail))?)
+}
+
+fn json_of(object: &ListedObject, tail: &ObjectTail) -> Value {
+    let index = &tail.index;
+    let labels = |labels: &LabelCounts| {
+        let counts = labels.iter().map(|(label, webhooks)| (text(label), json!(webhooks)));
+        counts.collect::<serde_json::Map<_, _>>()
+    };
+    json!({
+        "object": object.name.to_string(),
+        "after": tail.header.after.to_string(),
+        "key": tail.header.key.as_ref().map(|key| &key.id),
+        "bytes": object.bytes,
+        "webhooks": index.webhooks(),
+        "packs": index.packs.len(),
+        "corrupt_packs": index.corrupt_packs(),
+        "received_from": index.received_ms.map(|(first, _)| rfc3339(first)),
+        "received_to": index.received_ms.map(|(_, last)| rfc3339(last)),
+        "shops": labels(&index.shops),
+        "shops_incomplete": index.shops.is_incomplete(),
+        "topics": labels(&index.topics),
+        "topics_incomplete": index.topics.is_incomplete(),
+    })
+}
+
+fn text_of(object: &ListedObject, tail: &ObjectTail) -> String {
+    let index = &tail.index;
+    let none = || "-".to_owned();
+    let key = tail.header.key.as_ref().map(|key| key.id.clone());
+    let facts = [
+        ("object", object.name.to_string()),
+        ("begins after", tail.header.after.to_string()),
+        ("key", key.unwrap_or_else(none)),
+        ("size", size(object.bytes)),
+        ("webhooks", index.webhooks().to_string()),
+        ("packs", index.packs.len().to_string()),
+        ("corrupt packs", index.corrupt_packs().to_string()),
+        ("received from", index.received_ms.map_or_else(none, |(first, _)| rfc3339(first))),
+        ("received to", index.received_ms.map_or_else(none, |(_, last)| rfc3339(last))),
+    ];
+    let facts = table(&["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
+    let mut shown = facts.trim_start().to_owned();
+    for (noun, labels) in [("SHOP", &index.shops), ("TOPIC", &index.topics)] {
+        let mut rows: Vec<_> = labels.iter().collect();
+        rows.sort_by_key(|(_, webhooks)| std::cmp::Reverse(*webhooks));
+        let cells = rows.iter().take(LABELS_SHOWN);
+        let cells = cells.map(|(label, webhooks)| [text(label), webhooks.to_string()]);
+        shown.push_str(&format!("\n\n{}", table(&[noun, "WEBHOOKS"], cells)));
+        if rows.len() > LABELS_SHOWN || labels.is_incomplete() {
+            shown.push_str("\nand more: use -o json");
+        }
+    }
+    shown
+}
+
+async fn show_webhook(
+    archive: &OpenArchive,
+    range: &ObjectRange,
+    id: &str,
+    body_only: bool,
+    output: OutputArgs,
+) -> Result<(), Failure> {
+    let spillway_id = id.parse::<WebhookId>().ok();
+    // A Spillway-Id names the entry, and with it the object.
+    let range = spillway_id.map_or(*range, |id| ObjectRange::at(id.cell, id.entry.ms));
+    let mut progress = Progress::new();
+    for day in range.days(&archive.store).await? {
+        for object in range.objects(&archive.store, &day).await? {
+            progress.tell(|| format!("reading {}", day.day));
+            let tail = archive.store.tail(&object, &archive.keys).await?;
+            let may_hold = tail.index.webhook_ids.may_hold(webhook_id_hash(id.as_bytes()));
+            if spillway_id.is_none() && !may_hold {
+                continue;
+            }
+            let Some((pack, found)) = find(archive, &object, &tail, id).await? else { continue };
+            let met = Met { id: found, view: pack.view(found.index), aside: None };
+            return print_webhook(&met, &object.name, body_only, output);
+        }
+    }
+    Err(Failure::Failed(format!("the archive holds no webhook {id} in this range")))
+}
+
+/// Returns the first webhook of an object with this Shopify webhook id or Spillway-Id, and its pack.
+async fn find(
+    archive: &OpenArchive,
+    object: &ListedObject,
+    tail: &ObjectTail,
+    id: &str,
+) -> Result<Option<(Pack, WebhookId)>, Failure> {
+    let spillway_id = id.parse::<WebhookId>().ok();
+    for (number, row) in tail.index.packs.iter().enumerate() {
+        if row.is_corrupt || spillway_id.is_some_and(|id| id.entry != row.entry) {
+            continue;
+        }
+        let bytes = archive.store.pack(&object.name, tail, number).await?;
+        let corrupt =
+            |error| Failure::Failed(format!("pack {} of {}: {error}", row.entry, object.name));
+        let pack = Pack::decode(&bytes).map_err(corrupt)?;
+        let is_meant = |index: &u32| match spillway_id {
+            Some(id) => id.index == *index,
+            None => pack.view(*index).shopify("webhook-id") == Some(id.as_bytes()),
+        };
+        if let Some(index) = (0..pack.count()).find(is_meant) {
+            let found = WebhookId { cell: object.name.cell, entry: row.entry, index };
+            return Ok(Some((pack, found)));
+        }
+    }
+    Ok(None)
+}
+
+fn print_webhook(
+    met: &Met<'_>,
+    object: &ObjectName,
+    body_only: bool,
+    output: OutputArgs,
+) -> Result<(), Failure> {
+    if body_only {
+        let mut output = std::io::stdout();
+        output.write_all(met.view.body)?;
+        return Ok(output.flush()?);
+    }
+    if output.is_json() {
+        return Ok(line(webhook_json(met))?);
+    }
+    let facts = [
+        ("Spillway-Id", met.id.to_string()),
+        ("webhook id", met.webhook_id()),
+        ("shop", met.shop()),
+        ("topic", met.topic()),
+        ("resource", met.resource()),
+        ("received", rfc3339(met.view.received_at_ms)),
+        ("object", object.to_string()),
+    ];
+    let mut shown = table(&["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
+    shown.push_str(&format!("\n\nPOST {}\n", printable(met.view.target)));
+    for (name, value) in met.view.headers() {
+        shown.push_str(&format!("{}: {}\n", printable(name), printable(value)));
+    }
+    shown.push('\n');
+    shown.push_str(printable(met.view.body).trim_end());
+    Ok(line(shown.trim_start())?)
+}
+
+/// A webhook as JSON. A body that is not UTF-8 is in base64. `ops/archive/read.py` prints the same fields.
+fn webhook_json(met: &Met<'_>) -> Value {
+    let headers = met.view.headers().map(|(name, value)| json!([text(name), text(value)]));
+    let (key, body) = match std::str::from_utf8(met.view.body) {
+        Ok(body) => ("body", body.to_owned()),
+        Err(_) => ("body_base64", STANDARD.encode(met.view.body)),
+    };
+    let mut webhook = json!({
+        "spillway_id": met.id.to_string(),
+        "received_at": rfc3339(met.view.received_at_ms),
+        "shop": met.shop(),
+        "topic": met.topic(),
+        "resource": met.resource(),
+        "webhook_id": met.webhook_id(),
+        "target": text(met.view.target),
+        "headers": headers.collect::<Vec<_>>(),
+    });
+    webhook[key] = body.into();
+    webhook
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

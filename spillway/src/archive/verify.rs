@@ -1,0 +1,158 @@
+//! `spillway archive verify`: every byte, every pack, and the chain of the objects.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+use spillway_archive::chain::{ChainCheck, distinct_packs, groups};
+use spillway_archive::index::ObjectIndex;
+use spillway_archive::{ArchiveObject, ListedObject, ObjectName, StoreError};
+use spillway_process::error::chain;
+use spillway_webhook::StreamId;
+use spillway_webhook::pack::Pack;
+
+use super::OpenArchive;
+use super::range::ObjectRange;
+use crate::failure::Failure;
+use crate::format::OutputArgs;
+use crate::out::{Progress, count, line, size};
+
+/// Results of all checks.
+#[derive(Debug, Default)]
+struct Verification {
+    objects: u64,
+    bytes: u64,
+    /// Webhooks, each counted once.
+    webhooks: u64,
+    /// Packs that could not be decoded when they were archived.
+    corrupt_packs: u64,
+    /// Objects with entries that others have, too.
+    overlapping: u64,
+    problems: Vec<String>,
+}
+
+/// Verifies the objects of a range. The exit code is 1 if there is a problem.
+pub(super) async fn run(
+    archive: &OpenArchive,
+    range: &ObjectRange,
+    output: OutputArgs,
+) -> Result<ExitCode, Failure> {
+    let mut all = Verification::default();
+    let mut progress = Progress::new();
+    let mut check = ChainCheck::default();
+    let mut cell = None;
+    for day in range.days(&archive.store).await? {
+        if cell.replace(day.cell) != Some(day.cell) {
+            check = ChainCheck::default();
+        }
+        // Objects lie within a day, and so do those that overlap.
+        for group in groups(range.objects(&archive.store, &day).await?) {
+            progress.tell(|| format!("{} so far, at {}", count(all.objects, "object"), day.day));
+            all.add_group(archive, &group, &mut check).await?;
+        }
+    }
+    all.print(output)?;
+    Ok(if all.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Verification {
+    async fn add_group(
+        &mut self,
+        archive: &OpenArchive,
+        group: &[ListedObject],
+        check: &mut ChainCheck,
+    ) -> Result<(), Failure> {
+        let mut indexes: Vec<ObjectIndex> = Vec::new();
+        for ListedObject { name, bytes } in group {
+            self.objects += 1;
+            self.bytes += bytes;
+            // What cannot be read is a problem of its own, and no gap.
+            let mut after = StreamId::ZERO;
+            match archive.store.object(name, &archive.keys).await {
+                Ok(object) => {
+                    after = object.tail.header.after;
+                    self.problems.extend(mistakes(name, &object));
+                    self.corrupt_packs += object.tail.index.corrupt_packs() as u64;
+                    indexes.push(object.tail.index);
+                }
+                Err(error @ (StoreError::Bad(..) | StoreError::Missing(_))) => {
+                    self.problems.push(chain(&error));
+                }
+                Err(error) => return Err(error.into()),
+            }
+            if let Some(gap) = check.add(after, name.last) {
+                let cell = ObjectName::cell_directory(name.cell);
+                self.problems.push(format!(
+                    "cell {cell}: entries after {} up to {} are in no object, if there were any",
+                    gap.after, gap.through
+                ));
+            }
+        }
+        self.overlapping += if group.len() > 1 { group.len() as u64 } else { 0 };
+        let indexes: Vec<&ObjectIndex> = indexes.iter().collect();
+        let distinct = distinct_packs(&indexes).into_iter();
+        let webhooks = distinct.map(|place| indexes[place.object].packs[place.pack].webhooks);
+        self.webhooks += webhooks.map(u64::from).sum::<u64>();
+        Ok(())
+    }
+
+    fn print(&self, output: OutputArgs) -> Result<(), Failure> {
+        let Self { objects, bytes, webhooks, corrupt_packs, overlapping, problems } = self;
+        if output.is_json() {
+            line(json!({
+                "objects": objects,
+                "bytes": bytes,
+                "webhooks": webhooks,
+                "corrupt_packs": corrupt_packs,
+                "overlapping_objects": overlapping,
+                "problems": problems,
+            }))?;
+            return Ok(());
+        }
+        problems.iter().try_for_each(|problem| line(format_args!("problem: {problem}")))?;
+        line(format_args!(
+            "{} with {} in {}, {}",
+            count(*objects, "object"),
+            count(*webhooks, "webhook"),
+            size(*bytes),
+            count(problems.len() as u64, "problem"),
+        ))?;
+        if *corrupt_packs > 0 {
+            let packs = count(*corrupt_packs, "pack");
+            line(format_args!(
+                "{packs} could not be decoded in the queue either, archived unchanged"
+            ))?;
+        }
+        if *overlapping > 0 {
+            let objects = count(*overlapping, "object");
+            line(format_args!("{objects} overlap; each webhook is counted once"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Contradictions between the name of an object, its index and its packs.
+fn mistakes(name: &ObjectName, object: &ArchiveObject) -> Vec<String> {
+    let index = &object.tail.index;
+    let mut found = Vec::new();
+    let is_named = index.entries() == Some((name.first, name.last))
+        && index.webhooks() == name.webhooks
+        && index.tag() == name.tag
+        && object.tail.header.cell == name.cell;
+    if !is_named {
+        found.push(format!("object {name}: it holds something else than its name says"));
+    }
+    for (number, row) in index.packs.iter().enumerate() {
+        let decoded =
+            object.pack(number).map(|bytes| Pack::decode(&bytes).map(|pack| pack.count()));
+        let problem = match decoded {
+            Ok(Ok(webhooks)) if webhooks == row.webhooks && !row.is_corrupt => None,
+            Ok(Err(_)) if row.is_corrupt => None,
+            Ok(Ok(_)) => Some("other webhooks than the index says".to_owned()),
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        found
+            .extend(problem.map(|problem| format!("object {name}, pack {}: {problem}", row.entry)));
+    }
+    found
+}
