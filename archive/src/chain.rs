@@ -72,21 +72,21 @@ pub fn distinct_packs(indexes: &[&ObjectIndex]) -> Vec<PackPlace> {
     places.into_values().collect()
 }
 
-/// Numbers of the objects whose packs are all in others that stay. The smallest ones go first.
-pub fn redundant_objects(indexes: &[&ObjectIndex]) -> Vec<usize> {
+/// Numbers of the objects, each given by its packs, whose packs are all in others that stay. The smallest ones
+/// go first.
+pub fn redundant_objects(objects: &[Vec<PackIdentity>]) -> Vec<usize> {
     let mut copies: HashMap<PackIdentity, u32> = HashMap::new();
-    for row in indexes.iter().flat_map(|index| &index.packs) {
-        *copies.entry(row.identity()).or_default() += 1;
+    for pack in objects.iter().flatten() {
+        *copies.entry(*pack).or_default() += 1;
     }
-    let mut by_size: Vec<usize> = (0..indexes.len()).collect();
-    by_size.sort_by_key(|number| indexes[*number].packs.len());
+    let mut by_size: Vec<usize> = (0..objects.len()).collect();
+    by_size.sort_by_key(|number| objects[*number].len());
     let mut redundant = Vec::new();
     for number in by_size {
-        let packs = &indexes[number].packs;
-        let is_elsewhere = |one: PackIdentity| copies.get(&one).is_some_and(|count| *count > 1);
-        if packs.iter().all(|row| is_elsewhere(row.identity())) {
-            for row in packs {
-                copies.entry(row.identity()).and_modify(|count| *count -= 1);
+        let packs = &objects[number];
+        if packs.iter().all(|pack| copies.get(pack).is_some_and(|count| *count > 1)) {
+            for pack in packs {
+                copies.entry(*pack).and_modify(|count| *count -= 1);
             }
             redundant.push(number);
         }
@@ -107,7 +107,7 @@ mod tests {
 
     fn object(first: u64, last: u64) -> ListedObject {
         let name = ObjectName { cell: 1, first: id(first), last: id(last), webhooks: 1, tag: 0 };
-        ListedObject { name, bytes: 100 }
+        ListedObject { name, bytes: 100, written_ms: 0 }
     }
 
     /// Index of packs, each given by its entry and its checksum.
@@ -167,13 +167,20 @@ mod tests {
 
     #[test]
     fn only_an_object_that_lies_within_others_is_redundant() {
-        let late = index(&[(2, 7), (3, 7)]);
-        let (first, second) = (index(&[(1, 7), (2, 7)]), index(&[(3, 7), (4, 7), (5, 7)]));
-        assert_eq!(redundant_objects(&[&first, &late, &second]), [1]);
-        assert_eq!(redundant_objects(&[&late, &second]), [0; 0]);
-        let other_content = index(&[(2, 7), (3, 9)]);
-        assert_eq!(redundant_objects(&[&first, &other_content, &second]), [0; 0]);
-        let twice = index(&[(1, 7), (2, 7)]);
-        assert_eq!(redundant_objects(&[&first, &twice]).len(), 1, "one of two stays");
+        let of = |packs: &[(u64, u32)]| -> Vec<PackIdentity> {
+            index(packs).packs.iter().map(PackRow::identity).collect()
+        };
+        let late = of(&[(2, 7), (3, 7)]);
+        let first = of(&[(1, 7), (2, 7)]);
+        let second = of(&[(3, 7), (4, 7), (5, 7)]);
+        let redundant = |objects: &[&Vec<PackIdentity>]| {
+            redundant_objects(&objects.iter().map(|packs| (*packs).clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(redundant(&[&first, &late, &second]), [1]);
+        assert_eq!(redundant(&[&late, &second]), [0; 0]);
+        let other_content = of(&[(2, 7), (3, 9)]);
+        assert_eq!(redundant(&[&first, &other_content, &second]), [0; 0]);
+        let twice = of(&[(1, 7), (2, 7)]);
+        assert_eq!(redundant(&[&first, &twice]).len(), 1, "one of two stays");
     }
 }

@@ -1,5 +1,8 @@
 //! Errors of the archive, one variant for each reaction of the caller.
 
+use std::error::Error as _;
+use std::io;
+
 use crate::name::ObjectName;
 
 /// Reason why bytes are not an object of the archive, or cannot be read.
@@ -20,7 +23,10 @@ pub enum BadObject {
     /// Encrypted with a key that is not known here.
     #[error("it is encrypted with the key {0:?}, which ARCHIVE_KEY_FILE does not hold")]
     NoKey(String),
-    /// The key of this id is another one, or the object was changed by somebody who has no key.
+    /// The key of this id does not unwrap the object's: it is another one.
+    #[error("its key does not unwrap: ARCHIVE_KEY_FILE holds another key under the id {0:?}")]
+    WrongKey(String),
+    /// The object was changed by somebody who has no key.
     #[error("it does not decrypt: {0}")]
     Undecryptable(&'static str),
 }
@@ -34,9 +40,12 @@ pub enum StoreError {
     /// Credentials or permissions are missing. A person has to fix it; ask again later.
     #[error("the archive denies access")]
     Denied(#[source] object_store::Error),
-    /// There is no such object.
-    #[error("the archive has no such object")]
+    /// There is no such object, or no such bucket.
+    #[error("the archive has no such object, or there is no such bucket")]
     Missing(#[source] object_store::Error),
+    /// The object may be intact, but its key is not here. A person has to bring it.
+    #[error("object {0}")]
+    NoKey(Box<ObjectName>, #[source] BadObject),
     /// The object cannot be read.
     #[error("object {0}")]
     Bad(Box<ObjectName>, #[source] BadObject),
@@ -46,12 +55,22 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Error of an object that could not be opened.
+    pub(crate) fn of_object(name: &ObjectName, error: BadObject) -> Self {
+        let name = Box::new(*name);
+        match error {
+            BadObject::NoKey(_) | BadObject::WrongKey(_) => Self::NoKey(name, error),
+            _ => Self::Bad(name, error),
+        }
+    }
+
     /// Label in metrics, from a closed set: see [`FAILURE_KINDS`].
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Unavailable(_) => "unavailable",
             Self::Denied(_) => "denied",
             Self::Missing(_) => "missing",
+            Self::NoKey(..) => "no_key",
             Self::Bad(..) => "corrupt",
             Self::Unusable(_) => "unusable",
         }
@@ -59,7 +78,8 @@ impl StoreError {
 }
 
 /// Every [`StoreError::kind`].
-pub const FAILURE_KINDS: [&str; 5] = ["unavailable", "denied", "missing", "corrupt", "unusable"];
+pub const FAILURE_KINDS: [&str; 6] =
+    ["unavailable", "denied", "missing", "no_key", "corrupt", "unusable"];
 
 impl From<object_store::Error> for StoreError {
     fn from(error: object_store::Error) -> Self {
@@ -67,7 +87,51 @@ impl From<object_store::Error> for StoreError {
             object_store::Error::PermissionDenied { .. }
             | object_store::Error::Unauthenticated { .. } => Self::Denied(error),
             object_store::Error::NotFound { .. } => Self::Missing(error),
+            _ if is_refused_by_system(&error) => Self::Denied(error),
             _ => Self::Unavailable(error),
         }
+    }
+}
+
+/// True if the system did not let us read or write a file.
+fn is_refused_by_system(error: &object_store::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem))
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_webhook::StreamId;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_may_not_be_written_denies_access() {
+        let of = |kind: io::ErrorKind| {
+            let source = Box::new(io::Error::from(kind));
+            StoreError::from(object_store::Error::Generic { store: "LocalFileSystem", source })
+        };
+        assert_eq!(of(io::ErrorKind::PermissionDenied).kind(), "denied");
+        assert_eq!(of(io::ErrorKind::ReadOnlyFilesystem).kind(), "denied");
+        assert_eq!(of(io::ErrorKind::StorageFull).kind(), "unavailable");
+    }
+
+    #[test]
+    fn an_object_whose_key_is_not_here_is_not_damaged() {
+        let id = StreamId { ms: 1, seq: 0 };
+        let name = ObjectName { cell: 1, first: id, last: id, webhooks: 1, tag: 0 };
+        for key in [BadObject::NoKey("a".to_owned()), BadObject::WrongKey("a".to_owned())] {
+            assert_eq!(StoreError::of_object(&name, key).kind(), "no_key");
+        }
+        let damaged = StoreError::of_object(&name, BadObject::Undecryptable("a pack"));
+        assert_eq!(damaged.kind(), "corrupt");
     }
 }

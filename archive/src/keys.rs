@@ -112,19 +112,20 @@ impl KeyRing {
     /// Unwraps the key of an object.
     ///
     /// # Errors
-    /// [`BadObject::NoKey`] if the key is not known here, [`BadObject::Undecryptable`] if it does not fit.
+    /// [`BadObject::NoKey`] if the key is not known here, [`BadObject::WrongKey`] if it does not fit.
     pub(crate) fn unwrap_key(&self, wrapped: &WrappedKey) -> Result<ObjectKey, BadObject> {
         let master = self.keys.iter().find(|key| key.id == wrapped.id);
         let master = master.ok_or_else(|| BadObject::NoKey(wrapped.id.clone()))?;
         let mut bytes = Zeroizing::new(wrapped.wrapped);
         let nonce = Nonce::assume_unique_for_key(wrapped.nonce);
         let aad = Aad::from(master.id.as_bytes());
-        let wrong = BadObject::Undecryptable("the key of the object");
+        // The header has a checksum: it is the key that does not fit, and the object is not damaged.
+        let wrong = || BadObject::WrongKey(wrapped.id.clone());
         let plain = match master.key.open_in_place(nonce, aad, &mut bytes[..]) {
             Ok(plain) => plain,
-            Err(_) => return Err(wrong),
+            Err(_) => return Err(wrong()),
         };
-        aes(plain).map(ObjectKey).ok_or(wrong)
+        aes(plain).map(ObjectKey).ok_or_else(wrong)
     }
 }
 
@@ -272,7 +273,7 @@ pub(crate) mod tests {
         assert_eq!(without, Err(BadObject::NoKey("2025".to_owned())));
         let same_id = NEW.replace("2026", "2025");
         let other = ring(&[&*same_id]).unwrap_key(&wrapped).map(|_| ());
-        assert_eq!(other, Err(BadObject::Undecryptable("the key of the object")));
+        assert_eq!(other, Err(BadObject::WrongKey("2025".to_owned())));
     }
 
     #[test]

@@ -3,14 +3,15 @@
 //! The path of a pack: [`writer`] adds it to the object that is being filled, whose [`index`] describes it
 //! (with [`bloom`]), and [`keys`] encrypts it if there are keys. [`store`] puts the object under its
 //! [`name`]. Later, [`store`] lists objects, [`object`] opens them, and [`chain`] finds gaps and packs that are
-//! in several objects. Also: [`header`] (first bytes of an object), [`args`] (settings), `input` (reading
-//! bytes that may be damaged).
+//! in several objects. Also: [`header`] (first bytes of an object), [`args`] (settings), `directory`
+//! (syncing and cleaning up files), `input` (reading bytes that may be damaged).
 //!
 //! Nothing in this crate knows Redis. The layout is described in docs/archive-format.md, decisions are in ADR 28.
 
 pub mod args;
 pub mod bloom;
 pub mod chain;
+mod directory;
 pub mod error;
 pub mod header;
 pub mod index;

@@ -38,6 +38,8 @@ pub struct ListedObject {
     pub name: ObjectName,
     /// Bytes of the object.
     pub bytes: u64,
+    /// Time at which it was written, by the clock of the store, in milliseconds since the Unix epoch.
+    pub written_ms: u64,
 }
 
 /// Text that is not the name of an object.
@@ -93,13 +95,9 @@ fn parse(text: &str) -> Option<ObjectName> {
     let webhooks = parts.next()?.parse().ok()?;
     let tag = u32::from_str_radix(parts.next()?, 16).ok()?;
     let is_whole = parts.next().is_none() && directories.next().is_none();
-    (is_whole && extension == EXTENSION && first <= last).then_some(ObjectName {
-        cell,
-        first,
-        last,
-        webhooks,
-        tag,
-    })
+    let name = ObjectName { cell, first, last, webhooks, tag };
+    let is_day = first <= last && is_same_day(first.ms, last.ms);
+    (is_whole && extension == EXTENSION && is_day).then_some(name)
 }
 
 /// Day of a time in milliseconds since the Unix epoch, in UTC, such as `2026-01-31`.
@@ -142,6 +140,8 @@ mod tests {
             text.replace(".spwa", ".txt"),
             text.replace("_35000", "_035000"),
             text.replace("1767268860000", "1767268700000"),
+            // The last entry lies in the next day.
+            text.replace("1767268860000", "1767312000000"),
             format!("x/{text}"),
             String::new(),
         ] {

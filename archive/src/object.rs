@@ -14,6 +14,11 @@ use crate::input::{Input, length_u64};
 use crate::keys::{INDEX_NUMBER, KeyRing, ObjectKey, SEAL_BYTES};
 use crate::writer::{FRAME_HEADER_BYTES, TRAILER_BYTES, frame_header};
 
+/// Most bytes of an object that is read. Ours have at most ARCHIVE_OBJECT_SIZE (64 MiB) and one pack; memory for
+/// more is not taken because a file says so.
+pub(crate) const OBJECT_BYTES_MAX: u64 = 1 << 30;
+/// Most bytes of an index that is read. An index of a million webhooks has 3 MB.
+const INDEX_BYTES_MAX: usize = 256 << 20;
 /// Bytes of the trailer that its own CRC does not cover.
 const TRAILER_END_BYTES: usize = 8;
 
@@ -66,6 +71,9 @@ impl Trailer {
         }
         if input.u8()? != 0 || header_bytes > HEADER_BYTES_MAX {
             return Err(BadObject::Malformed("trailer"));
+        }
+        if index_bytes > INDEX_BYTES_MAX {
+            return Err(BadObject::Malformed("length of the index"));
         }
         Ok((Self { sha256, index_bytes, index_crc, header_bytes }, input.u32()?))
     }

@@ -21,19 +21,22 @@ use object_store::{
 use spillway_process::error::chain;
 use spillway_webhook::StreamId;
 
+use crate::directory;
 use crate::error::{BadObject, StoreError};
 use crate::input::length_u64;
 use crate::keys::KeyRing;
 use crate::name::{ListedObject, ObjectName, day_of};
-use crate::object::{ArchiveObject, ObjectTail};
+use crate::object::{ArchiveObject, OBJECT_BYTES_MAX, ObjectTail};
 use crate::writer::SealedObject;
 
 /// Bytes of the first request for the end of an object. The index of 32 MiB with 35,000 webhooks has 90 KB.
 const TAIL_BYTES: u64 = 128 << 10;
 /// Time for one request, unless AWS_TIMEOUT or the like sets another. 32 MiB take as long at 1 Mbit/s.
 const REQUEST_TIMEOUT: &str = "300s";
-/// Retries within one request: it is repeated by its caller, which reports failures.
-const RETRIES: usize = 1;
+/// Retries within one request that reads. It is repeated by its caller, which reports failures.
+const READ_RETRIES: usize = 1;
+/// Retries within one request that writes or deletes: the caller checks its lease before each attempt.
+const WRITE_RETRIES: usize = 0;
 
 const FORMS: &str = "file:///var/lib/spillway-archive, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix";
 
@@ -58,6 +61,8 @@ enum StorePlace {
 #[derive(Debug, Clone)]
 pub struct ArchiveStore {
     store: Arc<dyn ObjectStore>,
+    /// The same store, for requests that change something.
+    writer: Arc<dyn ObjectStore>,
     prefix: Path,
     directory: Option<PathBuf>,
 }
@@ -106,6 +111,21 @@ impl ArchiveUrl {
         }
         Ok(Self { place, text, prefix: prefix.to_owned() })
     }
+
+    /// Opens the directory or the bucket, with this number of retries within a request.
+    fn connect(&self, retries: usize) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+        let store: Arc<dyn ObjectStore> = match &self.place {
+            StorePlace::Directory(directory) => {
+                let opened = LocalFileSystem::new_with_prefix(directory)?;
+                // Directories of days that are empty are removed.
+                Arc::new(opened.with_fsync(true).with_automatic_cleanup(true))
+            }
+            StorePlace::Amazon => Arc::new(amazon(&self.text, retries)?),
+            StorePlace::Google => Arc::new(google(&self.text, retries)?),
+            StorePlace::Azure => Arc::new(azure(&self.text, retries)?),
+        };
+        Ok(store)
+    }
 }
 
 impl std::fmt::Display for ArchiveUrl {
@@ -122,31 +142,36 @@ impl ArchiveStore {
     pub fn open(url: &ArchiveUrl) -> Result<Self, StoreError> {
         // Install a provider here, so that TLS does not depend on the other crates in the build.
         rustls::crypto::ring::default_provider().install_default().ok();
-        let unusable = |error: object_store::Error| StoreError::Unusable(chain(&error));
-        let (store, directory): (Arc<dyn ObjectStore>, _) = match &url.place {
-            StorePlace::Directory(directory) => {
-                let opened = LocalFileSystem::new_with_prefix(directory).map_err(unusable)?;
-                // Directories of days that are empty are removed.
-                let store = opened.with_fsync(true).with_automatic_cleanup(true);
-                (Arc::new(store), Some(directory.clone()))
+        let unusable = |error: object_store::Error| match StoreError::from(error) {
+            StoreError::Unavailable(error) | StoreError::Missing(error) => {
+                StoreError::Unusable(chain(&error))
             }
-            StorePlace::Amazon => (Arc::new(amazon(&url.text).map_err(unusable)?), None),
-            StorePlace::Google => (Arc::new(google(&url.text).map_err(unusable)?), None),
-            StorePlace::Azure => (Arc::new(azure(&url.text).map_err(unusable)?), None),
+            other => other,
         };
-        let prefix = Path::parse(&url.prefix).map_err(|error| unusable(error.into()))?;
-        Ok(Self { store, prefix, directory })
+        let directory = match &url.place {
+            StorePlace::Directory(directory) => Some(directory.clone()),
+            StorePlace::Amazon | StorePlace::Google | StorePlace::Azure => None,
+        };
+        Ok(Self {
+            store: url.connect(READ_RETRIES).map_err(unusable)?,
+            writer: url.connect(WRITE_RETRIES).map_err(unusable)?,
+            prefix: Path::parse(&url.prefix).map_err(|error| unusable(error.into()))?,
+            directory,
+        })
     }
 
-    /// Puts an object, durably. With `is_new`, an object that exists is left as it is, where the store can tell.
+    /// Puts an object, durably. With `is_new`, an object that exists is left as it is, where the store can tell: it
+    /// may not be durable yet, see [`sync`](Self::sync).
     ///
     /// # Errors
     /// [`StoreError`]. The object may be stored all the same.
     pub async fn put(&self, object: &SealedObject, is_new: bool) -> Result<PutOutcome, StoreError> {
+        self.ensure_there().await?;
         let path = self.path(&object.name.to_string());
         let payload = PutPayload::from_iter(object.parts.iter().cloned());
         if is_new {
-            let created = self.store.put_opts(&path, payload.clone(), PutMode::Create.into()).await;
+            let created =
+                self.writer.put_opts(&path, payload.clone(), PutMode::Create.into()).await;
             match created {
                 Ok(_) => return Ok(PutOutcome::Written),
                 Err(object_store::Error::AlreadyExists { .. }) => return Ok(PutOutcome::Exists),
@@ -158,8 +183,20 @@ impl ArchiveStore {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.store.put_opts(&path, payload, PutMode::Overwrite.into()).await?;
+        self.writer.put_opts(&path, payload, PutMode::Overwrite.into()).await?;
         Ok(PutOutcome::Written)
+    }
+
+    /// Makes an object durable that was found: in a directory, the process that wrote it may have been killed
+    /// before it synced it. What an object store lists is durable.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn sync(&self, name: &ObjectName) -> Result<(), StoreError> {
+        match &self.directory {
+            Some(root) => directory::sync(root.clone(), *name).await,
+            None => Ok(()),
+        }
     }
 
     /// Cells that have objects, sorted.
@@ -189,11 +226,13 @@ impl ArchiveStore {
     /// # Errors
     /// [`StoreError`]
     pub async fn objects(&self, cell: u32, day: &str) -> Result<Vec<ListedObject>, StoreError> {
+        self.ensure_there().await?;
         let directory = self.path(&format!("{}/{day}", ObjectName::cell_directory(cell)));
         let listed: Vec<_> = self.store.list(Some(&directory)).try_collect().await?;
         let object = |meta: &object_store::ObjectMeta| {
             let name = self.relative(&meta.location)?.parse().ok()?;
-            Some(ListedObject { name, bytes: meta.size })
+            let written_ms = u64::try_from(meta.last_modified.timestamp_millis()).unwrap_or(0);
+            Some(ListedObject { name, bytes: meta.size, written_ms })
         };
         let mut objects: Vec<_> = listed.iter().filter_map(object).collect();
         objects.sort_unstable();
@@ -218,6 +257,26 @@ impl ArchiveStore {
         Ok(objects)
     }
 
+    /// Returns the object of a cell with the newest entry, among those that end before `until`.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn newest_before(
+        &self,
+        cell: u32,
+        until: StreamId,
+    ) -> Result<Option<ListedObject>, StoreError> {
+        let last = day_of(until.ms);
+        for day in self.days(cell).await?.iter().rev().filter(|day| **day <= last) {
+            let of_day = self.objects(cell, day).await?;
+            let older = of_day.into_iter().filter(|object| object.name.last < until);
+            if let Some(newest) = older.max_by_key(|object| object.name.last) {
+                return Ok(Some(newest));
+            }
+        }
+        Ok(None)
+    }
+
     /// Reads the end of an object: its index. Usually that is one request.
     ///
     /// # Errors
@@ -227,7 +286,8 @@ impl ArchiveStore {
         object: &ListedObject,
         keys: &KeyRing,
     ) -> Result<ObjectTail, StoreError> {
-        let bad = |error| StoreError::Bad(Box::new(object.name), error);
+        let bad = |error| StoreError::of_object(&object.name, error);
+        ensure_size(&object.name, object.bytes)?;
         let mut end = self.end(object, TAIL_BYTES).await?;
         let needed = length_u64(ObjectTail::needed(&end).map_err(bad)?);
         if needed > object.bytes {
@@ -236,7 +296,11 @@ impl ArchiveStore {
         if needed > length_u64(end.len()) {
             end = self.end(object, needed).await?;
         }
-        ObjectTail::decode(&end, keys).map_err(bad)
+        let tail = ObjectTail::decode(&end, keys).map_err(bad)?;
+        if tail.object_bytes() != object.bytes {
+            return Err(bad(BadObject::Malformed("length of the object")));
+        }
+        Ok(tail)
     }
 
     /// Reads a whole object, and checks it.
@@ -248,8 +312,10 @@ impl ArchiveStore {
         name: &ObjectName,
         keys: &KeyRing,
     ) -> Result<ArchiveObject, StoreError> {
-        let bytes = self.store.get(&self.path(&name.to_string())).await?.bytes().await?;
-        ArchiveObject::open(bytes, keys).map_err(|error| StoreError::Bad(Box::new(*name), error))
+        let found = self.store.get(&self.path(&name.to_string())).await?;
+        ensure_size(name, found.meta.size)?;
+        let bytes = found.bytes().await?;
+        ArchiveObject::open(bytes, keys).map_err(|error| StoreError::of_object(name, error))
     }
 
     /// Reads one pack of an object.
@@ -262,7 +328,7 @@ impl ArchiveStore {
         tail: &ObjectTail,
         number: usize,
     ) -> Result<Bytes, StoreError> {
-        let bad = |error| StoreError::Bad(Box::new(*name), error);
+        let bad = |error| StoreError::of_object(name, error);
         let frame = tail.frame(number).ok_or_else(|| bad(BadObject::Malformed("no such pack")))?;
         let frame = self.store.get_range(&self.path(&name.to_string()), frame).await?;
         tail.open_frame(number, &frame).map_err(bad)
@@ -273,26 +339,26 @@ impl ArchiveStore {
     /// # Errors
     /// [`StoreError`]
     pub async fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
-        match self.store.delete(&self.path(&name.to_string())).await {
+        match self.writer.delete(&self.path(&name.to_string())).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Removes files that a killed process left half-written in the directory of this day. Object stores keep no
-    /// such parts. A writer that still lives finds its file gone, and writes it again.
-    pub async fn remove_staged(&self, cell: u32, day: &str) {
-        let Some(directory) = &self.directory else { return };
-        let directory = directory.join(ObjectName::cell_directory(cell)).join(day);
-        let removing = tokio::task::spawn_blocking(move || {
-            for file in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-                if is_staged(&file.file_name().to_string_lossy()) {
-                    std::fs::remove_file(file.path()).ok();
-                }
-            }
-        });
-        // What stays is not listed, and only takes space.
-        removing.await.ok();
+    /// Removes files that a killed process left half-written in the days from `from` on. Object stores keep no such
+    /// parts.
+    pub async fn remove_staged(&self, cell: u32, from: StreamId) {
+        if let Some(root) = &self.directory {
+            let cell = root.join(ObjectName::cell_directory(cell));
+            directory::remove_staged(cell, day_of(from.ms)).await;
+        }
+    }
+
+    async fn ensure_there(&self) -> Result<(), StoreError> {
+        match &self.directory {
+            Some(root) => directory::ensure_there(root).await,
+            None => Ok(()),
+        }
     }
 
     async fn end(&self, object: &ListedObject, bytes: u64) -> Result<Bytes, StoreError> {
@@ -307,6 +373,7 @@ impl ArchiveStore {
     }
 
     async fn directories(&self, directory: &Path) -> Result<Vec<String>, StoreError> {
+        self.ensure_there().await?;
         let listed = self.store.list_with_delimiter(Some(directory)).await?;
         let names = listed.common_prefixes.iter().filter_map(Path::filename);
         let mut names: Vec<String> = names.map(str::to_owned).collect();
@@ -328,25 +395,22 @@ impl ArchiveStore {
     }
 }
 
-/// True for the name of a file that is being written: the crate `object_store` appends `#` and a number.
-fn is_staged(name: &str) -> bool {
-    let number = name.split_once(".spwa#").map(|(_, number)| number);
-    number.is_some_and(|number| {
-        !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
-    })
+fn ensure_size(name: &ObjectName, bytes: u64) -> Result<(), StoreError> {
+    const LARGE: BadObject = BadObject::Malformed("it is larger than 1 GiB");
+    if bytes > OBJECT_BYTES_MAX { Err(StoreError::of_object(name, LARGE)) } else { Ok(()) }
 }
 
-fn retries() -> RetryConfig {
+fn retry(times: usize) -> RetryConfig {
     let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
-    RetryConfig { backoff, max_retries: RETRIES, ..RetryConfig::default() }
+    RetryConfig { backoff, max_retries: times, ..RetryConfig::default() }
 }
 
 fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
 }
 
-fn amazon(url: &str) -> Result<object_store::aws::AmazonS3, object_store::Error> {
-    let mut builder = AmazonS3Builder::from_env().with_url(url).with_retry(retries());
+fn amazon(url: &str, retries: usize) -> Result<object_store::aws::AmazonS3, object_store::Error> {
+    let mut builder = AmazonS3Builder::from_env().with_url(url).with_retry(retry(retries));
     if !is_set("AWS_TIMEOUT") {
         let key = AmazonS3ConfigKey::Client(ClientConfigKey::Timeout);
         builder = builder.with_config(key, REQUEST_TIMEOUT);
@@ -354,8 +418,12 @@ fn amazon(url: &str) -> Result<object_store::aws::AmazonS3, object_store::Error>
     builder.build()
 }
 
-fn google(url: &str) -> Result<object_store::gcp::GoogleCloudStorage, object_store::Error> {
-    let mut builder = GoogleCloudStorageBuilder::from_env().with_url(url).with_retry(retries());
+fn google(
+    url: &str,
+    retries: usize,
+) -> Result<object_store::gcp::GoogleCloudStorage, object_store::Error> {
+    let mut builder =
+        GoogleCloudStorageBuilder::from_env().with_url(url).with_retry(retry(retries));
     if !is_set("GOOGLE_TIMEOUT") {
         let key = GoogleConfigKey::Client(ClientConfigKey::Timeout);
         builder = builder.with_config(key, REQUEST_TIMEOUT);
@@ -363,8 +431,11 @@ fn google(url: &str) -> Result<object_store::gcp::GoogleCloudStorage, object_sto
     builder.build()
 }
 
-fn azure(url: &str) -> Result<object_store::azure::MicrosoftAzure, object_store::Error> {
-    let mut builder = MicrosoftAzureBuilder::from_env().with_url(url).with_retry(retries());
+fn azure(
+    url: &str,
+    retries: usize,
+) -> Result<object_store::azure::MicrosoftAzure, object_store::Error> {
+    let mut builder = MicrosoftAzureBuilder::from_env().with_url(url).with_retry(retry(retries));
     if !is_set("AZURE_TIMEOUT") {
         let key = AzureConfigKey::Client(ClientConfigKey::Timeout);
         builder = builder.with_config(key, REQUEST_TIMEOUT);
@@ -395,12 +466,6 @@ mod tests {
         ] {
             assert!(ArchiveUrl::parse(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn half_written_files_are_known_by_their_names() {
-        assert!(is_staged("a.spwa#1") && is_staged("a.spwa#12"));
-        assert!(!is_staged("a.spwa") && !is_staged("a.spwa#") && !is_staged("a.spwa#x"));
     }
 
     #[test]

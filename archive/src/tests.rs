@@ -34,8 +34,10 @@ fn webhook(product: u64, body_bytes: usize) -> Webhook {
     }
     // Not too compressible.
     let fill = (0..body_bytes as u64).map(|at| {
-        let mixed = (product * 1_000_003 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
-        b'0' + u8::try_from(mixed).expect("six bits")
+        let mut mixed = (product * 1_000_003 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        b'0' + u8::try_from(mixed >> 58).expect("six bits")
     });
     let body = fill.collect::<Vec<u8>>().into();
     Webhook {
@@ -216,6 +218,21 @@ fn directory() -> (tempfile::TempDir, ArchiveStore) {
     (directory, store)
 }
 
+/// The only object of an archive, as a list has it.
+async fn listed(store: &ArchiveStore, sealed: &SealedObject) -> ListedObject {
+    let objects = store.objects(CELL, "2026-01-01").await.expect("a list");
+    let [listed] = objects[..] else { panic!("{objects:?}") };
+    assert_eq!((listed.name, listed.bytes), (sealed.name, sealed.bytes));
+    listed
+}
+
+/// Makes a file look as if it had been written two hours ago.
+fn age(file: &std::path::Path) {
+    let file = std::fs::File::options().write(true).open(file).expect("a file");
+    let before = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+    file.set_modified(before).expect("set its time");
+}
+
 #[tokio::test]
 async fn a_directory_holds_what_was_put_and_lists_it() {
     let (directory, store) = directory();
@@ -232,15 +249,24 @@ async fn a_directory_holds_what_was_put_and_lists_it() {
     let staged =
         day.join(format!("{}#1", sealed.name.to_string().rsplit('/').next().expect("a file")));
     std::fs::write(&staged, "half").expect("write");
-    let listed = ListedObject { name: sealed.name, bytes: sealed.bytes };
-    assert_eq!(store.objects(CELL, "2026-01-01").await.expect("a list"), [listed]);
-    store.remove_staged(CELL, "2026-01-01").await;
+    let listed = listed(&store, &sealed).await;
+    store.remove_staged(CELL, id(0, 0)).await;
+    assert!(staged.exists(), "its writer may live");
+    age(&staged);
+    age(&day.join("README.txt"));
+    store.remove_staged(CELL, id(86_400_000, 0)).await;
+    assert!(staged.exists(), "of an earlier day");
+    store.remove_staged(CELL, id(0, 0)).await;
     assert!(!staged.exists() && day.join("README.txt").exists());
     assert_eq!(store.objects_from(CELL, id(9, 0)).await.expect("a list"), [listed]);
     assert_eq!(
         store.objects_from(CELL, id(9, 1)).await.expect("a list"),
         [0; 0].map(|_: u8| listed)
     );
+    let newest = async |until| store.newest_before(CELL, until).await.expect("a list");
+    assert_eq!(newest(id(9, 0)).await, None, "it does not end before its last entry");
+    assert_eq!(newest(id(9, 1)).await, Some(listed));
+    assert_eq!(newest(id(900_000_000, 0)).await, Some(listed));
     let tail = store.tail(&listed, &keys).await.expect("an index");
     assert_eq!(store.pack(&sealed.name, &tail, 0).await.expect("a pack"), packs[0].1);
     let object = store.object(&sealed.name, &keys).await.expect("an object");
@@ -258,8 +284,66 @@ async fn an_index_larger_than_the_first_request_is_read_too() {
         (0..60).map(|at| (id(1 + at, 0), pack(at * 1_000..(at + 1) * 1_000, 1))).collect();
     let sealed = object(&packs, &keys);
     store.put(&sealed, true).await.expect("a put");
-    let listed = ListedObject { name: sealed.name, bytes: sealed.bytes };
+    let listed = listed(&store, &sealed).await;
     let tail = store.tail(&listed, &keys).await.expect("an index");
     assert_eq!(tail.index.webhooks(), 60_000);
     assert!(tail.index.webhook_ids.may_hold(webhook_id_hash(b"id-59999")));
+}
+
+#[tokio::test]
+async fn an_object_that_was_found_is_synced_and_one_that_is_gone_is_missing() {
+    let (_directory, store) = directory();
+    let (_, sealed) = sample(&KeyRing::default());
+    store.put(&sealed, true).await.expect("a put");
+    store.sync(&sealed.name).await.expect("it is synced");
+    store.delete(&sealed.name).await.expect("it is deleted");
+    let synced = store.sync(&sealed.name).await;
+    assert_eq!(synced.expect_err("it is gone").kind(), "missing");
+}
+
+#[tokio::test]
+async fn a_directory_that_vanished_is_an_error_and_not_made_again() {
+    let (directory, store) = directory();
+    let path = directory.path().to_owned();
+    directory.close().expect("remove it");
+    let (_, sealed) = sample(&KeyRing::default());
+    for is_new in [true, false] {
+        let put = store.put(&sealed, is_new).await.map(|_| ());
+        assert_eq!(put.expect_err("its disk is not mounted").kind(), "unusable");
+    }
+    assert!(store.objects(CELL, "2026-01-01").await.is_err(), "no empty list");
+    assert!(store.cells().await.is_err(), "no empty list");
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn an_object_without_its_key_is_not_taken_for_damaged() {
+    let (_directory, store) = directory();
+    let (_, sealed) = sample(&ring(&[OLD]));
+    store.put(&sealed, true).await.expect("a put");
+    let listed = listed(&store, &sealed).await;
+    let other = OLD.replace("AAEC", "CCEC");
+    for keys in [KeyRing::default(), ring(&[NEW]), ring(&[&*other])] {
+        let object = store.object(&sealed.name, &keys).await.map(|_| ());
+        assert_eq!(object.expect_err("no key").kind(), "no_key");
+        let tail = store.tail(&listed, &keys).await.map(|_| ());
+        assert_eq!(tail.expect_err("no key").kind(), "no_key");
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_is_too_large_is_refused_before_it_is_read() {
+    let (directory, store) = directory();
+    let (_, sealed) = sample(&KeyRing::default());
+    store.put(&sealed, true).await.expect("a put");
+    let file = directory.path().join(sealed.name.to_string());
+    let file = std::fs::File::options().write(true).open(file).expect("a file");
+    // Sparse: it takes no space.
+    file.set_len((1 << 30) + 1).expect("make it longer");
+    let object = store.object(&sealed.name, &KeyRing::default()).await.map(|_| ());
+    let problem = format!("{:?}", object.expect_err("it is too large"));
+    assert!(problem.contains("1 GiB"), "{problem}");
+    let objects = store.objects(CELL, "2026-01-01").await.expect("a list");
+    let tail = store.tail(&objects[0], &KeyRing::default()).await.map(|_| ());
+    assert_eq!(tail.expect_err("it is too large").kind(), "corrupt");
 }

@@ -1,11 +1,14 @@
 //! Requests to the archive: each is repeated until it succeeds. The queue holds everything meanwhile.
 
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use spillway_archive::StoreError;
+use spillway_archive::{ObjectName, StoreError};
 use spillway_consumer::LeaderHandle;
 use spillway_process::error::chain;
 use spillway_process::failure_log::FailureLog;
+use spillway_queue::leader::boottime;
 use tokio::time::{Instant, sleep};
 
 use crate::instance::ArchiverInstance;
@@ -13,6 +16,10 @@ use crate::instance::ArchiverInstance;
 /// First and longest pause between two attempts. It doubles in between. An archive that comes back is found
 /// soon, and one that is overloaded gets few requests.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// Time between two looks at a lease that is not confirmed.
+const LEASE_EVERY: Duration = Duration::from_millis(100);
+/// Most characters of a failure that are shown. The rest is what a server answered, such as a page of HTML.
+const SHOWN_MAX: usize = 300;
 
 /// A leader's access to the archive.
 pub(crate) struct ArchiveAccess {
@@ -20,9 +27,34 @@ pub(crate) struct ArchiveAccess {
     pub instance: ArchiverInstance,
     /// Lease of the leader.
     pub leader: LeaderHandle,
+    /// Objects whose sync failed once. A later one may succeed although bytes were lost.
+    distrusted: Mutex<HashSet<ObjectName>>,
 }
 
 impl ArchiveAccess {
+    /// Access of this leader.
+    pub(crate) fn new(instance: ArchiverInstance, leader: LeaderHandle) -> Self {
+        Self { instance, leader, distrusted: Mutex::default() }
+    }
+
+    /// Notes that an object may not be durable: it must be written again.
+    pub(crate) fn distrust(&self, name: ObjectName) {
+        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+    }
+
+    /// True if an object must be written again, even if it is there.
+    pub(crate) fn is_distrusted(&self, name: &ObjectName) -> bool {
+        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
+    }
+
+    /// Waits until the lease is confirmed. A leader that slept must not write or delete what another one has
+    /// written since: call it before each attempt.
+    pub(crate) async fn leased(&self) {
+        while !self.leader.holds(boottime()) {
+            sleep(LEASE_EVERY).await;
+        }
+    }
+
     /// Repeats `ask` until it succeeds. Shows failures in the log, in the metrics and in `/readyz`.
     pub(crate) async fn until_done<T>(
         &self,
@@ -31,18 +63,21 @@ impl ArchiveAccess {
     ) -> T {
         let (mut pause, longest) = PAUSES;
         let mut failures = FailureLog::default();
+        let mut is_shown = false;
         loop {
             match ask().await {
                 Ok(answer) => {
-                    self.leader.show_trouble(None);
+                    // What another request waits for is not over.
+                    if is_shown {
+                        self.leader.show_trouble(None);
+                    }
                     if failures.on_success() {
                         tracing::info!(what, "the archive answers again");
                     }
                     return answer;
                 }
                 Err(error) => {
-                    let problem = chain(&error);
-                    self.instance.metrics.failed(error.kind());
+                    let problem = self.failed(&error);
                     if let Some(failures) = failures.on_failure(Instant::now()) {
                         tracing::warn!(
                             what,
@@ -54,10 +89,40 @@ impl ArchiveAccess {
                     let kind = error.kind();
                     self.leader
                         .show_trouble(Some(format!("archive_{kind}: {what}: {problem}").into()));
+                    is_shown = true;
                 }
             }
             sleep(pause).await;
             pause = (pause * 2).min(longest);
         }
+    }
+
+    /// Counts a failure, and returns its text.
+    pub(crate) fn failed(&self, error: &StoreError) -> String {
+        self.instance.metrics.failed(error.kind());
+        shown(&chain(error))
+    }
+}
+
+/// The beginning of a failure's text, without control characters: a server chose some of it.
+fn shown(problem: &str) -> String {
+    let plain = |letter: char| if letter.is_control() { ' ' } else { letter };
+    let mut text: String = problem.chars().take(SHOWN_MAX).map(plain).collect();
+    if problem.chars().nth(SHOWN_MAX).is_some() {
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_shown_up_to_a_length_and_without_control_characters() {
+        assert_eq!(shown("no\r\n\u{1b}[31m answer"), "no   [31m answer");
+        assert_eq!(shown(&"é".repeat(SHOWN_MAX)), "é".repeat(SHOWN_MAX));
+        let cut = shown(&"é".repeat(SHOWN_MAX + 1));
+        assert_eq!(cut, format!("{}…", "é".repeat(SHOWN_MAX)));
     }
 }

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use spillway_archive::name::day_of;
 use spillway_archive::{ArchiveStore, StoreError};
-use spillway_process::error::chain;
-use spillway_queue::leader::boottime;
 use tokio::time::sleep;
 
 use crate::access::ArchiveAccess;
@@ -16,6 +14,17 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// Objects that one look deletes: 86,400 a day, 16 times what 2,000 webhooks a second fill. A mistake in the
 /// setting deletes no whole archive before somebody notices.
 const DELETED_MAX: usize = 60;
+/// Objects that one look may fail to delete before it ends: the next ones would fail, too.
+const FAILED_MAX: usize = 60;
+
+/// Result of a look.
+#[derive(Debug, Default)]
+struct ExpiryLook {
+    deleted: usize,
+    failed: usize,
+    /// Text of the first failure.
+    problem: Option<String>,
+}
 
 /// Deletes old objects for as long as this instance leads.
 pub(crate) async fn run(access: &ArchiveAccess) -> Infallible {
@@ -25,40 +34,78 @@ pub(crate) async fn run(access: &ArchiveAccess) -> Infallible {
         sleep(LOOK_EVERY).await;
         // The clock of Redis: it gave the entries their ids.
         let before_ms = access.leader.now_ms().saturating_sub(keep_ms);
-        match delete_before(access, before_ms).await {
-            Ok(0) => {}
-            Ok(deleted) => tracing::info!(deleted, "objects of the archive aged out"),
-            Err(error) => {
-                access.instance.metrics.failed(error.kind());
-                tracing::warn!(
-                    error = chain(&error),
-                    "old objects could not be deleted; trying again"
-                );
+        let mut expiry = ExpiryLook::default();
+        if let Err(error) = delete_before(access, before_ms, &mut expiry).await {
+            expiry.note(access.failed(&error));
+        }
+        expiry.tell();
+    }
+}
+
+/// Deletes objects that end before this time. One that cannot be deleted does not stop the others.
+async fn delete_before(
+    access: &ArchiveAccess,
+    before_ms: u64,
+    expiry: &mut ExpiryLook,
+) -> Result<(), StoreError> {
+    let store = ArchiveStore::open(&access.instance.settings.url)?;
+    let cell = access.leader.cell;
+    let last_day = day_of(before_ms);
+    for day in store.days(cell).await?.into_iter().filter(|day| *day <= last_day) {
+        let objects = store.objects(cell, &day).await?;
+        for object in objects.iter().filter(|object| object.name.last.ms < before_ms) {
+            if expiry.is_enough() {
+                return Ok(());
             }
+            access.leased().await;
+            match store.delete(&object.name).await {
+                Ok(()) => {
+                    access.instance.metrics.deleted.with_label_values(&["expired"]).inc();
+                    expiry.deleted += 1;
+                }
+                Err(error) => expiry.note(access.failed(&error)),
+            }
+        }
+    }
+    Ok(())
+}
+
+impl ExpiryLook {
+    fn note(&mut self, problem: String) {
+        self.failed += 1;
+        self.problem.get_or_insert(problem);
+    }
+
+    fn is_enough(&self) -> bool {
+        self.deleted >= DELETED_MAX || self.failed >= FAILED_MAX
+    }
+
+    fn tell(&self) {
+        if self.deleted > 0 {
+            tracing::info!(deleted = self.deleted, "objects of the archive aged out");
+        }
+        if let Some(error) = &self.problem {
+            tracing::warn!(
+                error,
+                failed = self.failed,
+                "old objects could not be deleted; trying again"
+            );
         }
     }
 }
 
-/// Deletes objects that end before this time. Returns their number.
-async fn delete_before(access: &ArchiveAccess, before_ms: u64) -> Result<usize, StoreError> {
-    let store = ArchiveStore::open(&access.instance.settings.url)?;
-    let cell = access.leader.cell;
-    let last_day = day_of(before_ms);
-    let mut deleted = 0;
-    for day in store.days(cell).await? {
-        if day > last_day || deleted >= DELETED_MAX {
-            break;
-        }
-        let objects = store.objects(cell, &day).await?;
-        let old = objects.iter().filter(|object| object.name.last.ms < before_ms);
-        for object in old.take(DELETED_MAX - deleted) {
-            if !access.leader.holds(boottime()) {
-                return Ok(deleted);
-            }
-            store.delete(&object.name).await?;
-            access.instance.metrics.deleted.with_label_values(&["expired"]).inc();
-            deleted += 1;
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_cannot_be_deleted_does_not_stop_the_others() {
+        let mut expiry = ExpiryLook::default();
+        expiry.note("first".to_owned());
+        expiry.note("second".to_owned());
+        assert!(!expiry.is_enough());
+        assert_eq!((expiry.failed, expiry.problem.as_deref()), (2, Some("first")));
+        expiry.deleted = DELETED_MAX;
+        assert!(expiry.is_enough());
     }
-    Ok(deleted)
 }

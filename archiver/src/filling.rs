@@ -20,7 +20,7 @@ pub(crate) struct ObjectLimits {
     pub delay: Duration,
 }
 
-/// The object that is being filled. Entries that are archived already may lie between its packs.
+/// The object that is being filled. It is contiguous: no entry between its packs is left out of it.
 pub(crate) struct Filling {
     cell: u32,
     limits: ObjectLimits,
@@ -52,9 +52,14 @@ impl Filling {
         first.is_none_or(|first| is_same_day(first.ms, entry.ms))
     }
 
-    /// Marks the object as complete.
+    /// Marks the object as complete, if there is one.
     pub(crate) fn close(&mut self) {
-        self.is_closed = true;
+        self.is_closed = self.object.is_some();
+    }
+
+    /// Last entry that was taken.
+    pub(crate) fn position(&self) -> StreamId {
+        self.position
     }
 
     /// Adds a pack.
@@ -71,13 +76,19 @@ impl Filling {
             Some(object) => object,
             None => self.object.insert((ObjectWriter::new(self.cell, self.position, keys)?, now)),
         };
+        debug_assert!(!self.is_closed, "a pack after it belongs to the next object");
         let row = writer.add(entry.id, entry.pack);
-        self.pass(&row);
+        self.take_over(&row);
         Ok(row)
     }
 
-    /// Moves over an entry that is in this object, or in the archive.
+    /// Moves over an entry that is in the archive. An object that is being filled ends before it.
     pub(crate) fn pass(&mut self, row: &PackRow) {
+        self.close();
+        self.take_over(row);
+    }
+
+    fn take_over(&mut self, row: &PackRow) {
         debug_assert!(self.position < row.entry, "entries arrive in their order");
         self.position = row.entry;
         let passed = self.settlement.passed.get_or_insert_default();
@@ -171,10 +182,26 @@ mod tests {
             crc32: 0,
         };
         filling.pass(&row);
-        assert!(!filling.is_empty() && filling.due_at().is_none());
+        assert!(!filling.is_empty() && filling.due_at().is_none() && filling.has_room());
         let (object, settlement) = filling.take();
         assert!(object.is_none());
         assert_eq!(settlement.passed.map(|passed| passed.webhooks), Some(3));
+    }
+
+    #[test]
+    fn an_object_ends_before_an_entry_that_is_archived() {
+        let (mut filling, now) = (filling(), Instant::now());
+        let keys = KeyRing::default();
+        let row = filling.add(entry(6, pack()), &keys, now).expect("a pack");
+        filling.pass(&PackRow { entry: StreamId { ms: 7, seq: 0 }, ..row });
+        assert!(!filling.has_room());
+        assert_eq!(filling.due_at(), Some(now));
+        let (object, settlement) = filling.take();
+        let name = object.and_then(ObjectWriter::finish).expect("an object").name;
+        assert_eq!((name.first.ms, name.last.ms), (6, 6));
+        assert_eq!(settlement.passed.map(|passed| passed.entries), Some(2));
+        assert_eq!(filling.position(), StreamId { ms: 7, seq: 0 });
+        assert!(filling.has_room(), "the next one");
     }
 
     #[test]

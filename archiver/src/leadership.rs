@@ -59,7 +59,7 @@ async fn archive(
     shutdown: &CancellationToken,
 ) -> End {
     let lost = leader.lost.clone();
-    let access = Arc::new(ArchiveAccess { instance: instance.clone(), leader });
+    let access = Arc::new(ArchiveAccess::new(instance.clone(), leader));
     let archiving = async {
         let begin = ArchiveSession::begin(access.clone(), beginning);
         match shutdown.run_until_cancelled(begin).await {

@@ -1,14 +1,14 @@
 //! Packs after the cursor that are in the archive already: they are settled and not written again.
 //!
 //! A leader that ended between a put and its settlement leaves one such object, a Redis that came back with older
-//! data many. An object counts only after all of its bytes were checked, for Redis frees what is settled. A pack
+//! data many. An object counts only after all of its bytes were synced and checked, for Redis frees what is settled. A pack
 //! counts only if entry, length and checksum are the same: a restored Redis may give an id twice.
 
 use std::collections::{HashMap, VecDeque};
 
 use spillway_archive::index::{PackIdentity, PackRow};
+use spillway_archive::keys::KeyRing;
 use spillway_archive::{ArchiveObject, ArchiveStore, ListedObject, ObjectName, StoreError};
-use spillway_process::error::chain;
 use spillway_queue::read::Entry;
 use spillway_webhook::StreamId;
 
@@ -62,25 +62,53 @@ impl Overlap {
     }
 }
 
-/// Reads and checks an object. `None` if it is damaged, or gone.
+/// Reads and checks an object, and makes sure that it is durable. `None` if it is damaged, or gone. Waits for a
+/// key that is missing: without it, nobody knows that.
 pub(crate) async fn read(
     access: &ArchiveAccess,
     store: &ArchiveStore,
     name: &ObjectName,
 ) -> Option<ArchiveObject> {
-    let keys = access.instance.settings.keys.ring();
-    let ask = async || match store.object(name, &keys).await {
-        Ok(object) => Ok(Some(object)),
-        Err(StoreError::Missing(_)) => Ok(None),
-        Err(error @ StoreError::Bad(..)) => {
-            access.instance.metrics.failed(error.kind());
-            tracing::error!(
-                error = chain(&error),
-                "an object of the archive cannot be read; what is still queued of it is written again"
-            );
-            Ok(None)
+    let ask = async || {
+        // The keys may have been read again since the last attempt.
+        let keys = access.instance.settings.keys.ring();
+        let object = match store.object(name, &keys).await {
+            Ok(object) => object,
+            Err(StoreError::Missing(_)) => return Ok(None),
+            Err(error @ StoreError::Bad(..)) => {
+                not_archived(access, &error);
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        if let Err(error) = store.sync(name).await {
+            access.distrust(*name);
+            not_archived(access, &error);
+            return Ok(None);
         }
-        Err(error) => Err(error),
+        Ok(Some(object))
     };
     access.until_done("reading an object", ask).await
+}
+
+/// Reads and checks an object once, and makes sure that it is durable.
+///
+/// # Errors
+/// [`StoreError`]
+pub(crate) async fn durable(
+    store: &ArchiveStore,
+    name: &ObjectName,
+    keys: &KeyRing,
+) -> Result<ArchiveObject, StoreError> {
+    let object = store.object(name, keys).await?;
+    store.sync(name).await?;
+    Ok(object)
+}
+
+fn not_archived(access: &ArchiveAccess, error: &StoreError) {
+    let error = access.failed(error);
+    tracing::error!(
+        error,
+        "an object of the archive cannot be used; what is still queued of it is written again"
+    );
 }

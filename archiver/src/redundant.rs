@@ -3,71 +3,122 @@
 use std::time::Duration;
 
 use spillway_archive::chain::{groups, redundant_objects};
-use spillway_archive::index::ObjectIndex;
-use spillway_archive::{ArchiveStore, ListedObject};
-use spillway_process::error::chain;
-use spillway_queue::leader::boottime;
+use spillway_archive::index::{PackIdentity, PackRow};
+use spillway_archive::{ArchiveStore, ListedObject, StoreError};
 
 use crate::access::ArchiveAccess;
 use crate::overlap;
 
-/// Age of the objects that are looked at. Two instances that look at the same time, one of them without knowing
-/// that it lost its lease, must see the same ones: otherwise each could delete what the other one keeps.
+/// Age of the objects that are looked at, by their entries and by their writes. Two instances that look at the
+/// same time, one of them without knowing that it lost its lease, must see the same ones: otherwise each could
+/// delete what the other one keeps. A late write gives an object old entries, and a new time.
 const SETTLED_AFTER: Duration = Duration::from_secs(600);
-/// Most groups that a start looks at. Each object of a group is read.
-const GROUPS_MAX: usize = 16;
+/// Most objects that a start reads: 2 GiB of those of the default size.
+const OBJECTS_MAX: usize = 64;
 
-/// Deletes objects that lie within others, and returns the rest.
+/// Deletes objects that lie within others, and returns the rest. A failure delays nothing: readers leave out what
+/// stays.
 pub(crate) async fn clean(
     access: &ArchiveAccess,
     store: &ArchiveStore,
     objects: Vec<ListedObject>,
 ) -> Vec<ListedObject> {
     let now_ms = access.leader.now_ms();
-    let age_ms = u64::try_from(SETTLED_AFTER.as_millis()).unwrap_or(u64::MAX);
-    let is_settled = |object: &ListedObject| object.name.last.ms.saturating_add(age_ms) < now_ms;
-    let mut left = Vec::with_capacity(objects.len());
-    let mut looked_at = 0;
-    for group in groups(objects) {
-        let is_meant = group.len() > 1 && looked_at < GROUPS_MAX && group.iter().all(is_settled);
-        looked_at += usize::from(is_meant);
-        let deleted =
-            if is_meant { delete_redundant(access, store, &group).await } else { Vec::new() };
-        left.extend(group.into_iter().filter(|object| !deleted.contains(object)));
+    let mut deleted = Vec::new();
+    for group in chosen(groups(objects.clone()), now_ms) {
+        match delete_redundant(access, store, &group).await {
+            Ok(more) => deleted.extend(more),
+            Err(error) => {
+                let error = access.failed(&error);
+                tracing::warn!(error, "redundant objects stay until the next start");
+                break;
+            }
+        }
     }
-    left
+    objects.into_iter().filter(|object| !deleted.contains(object)).collect()
 }
 
+/// Groups to look at: of several objects, all of them old, and not too many.
+fn chosen(groups: Vec<Vec<ListedObject>>, now_ms: u64) -> Vec<Vec<ListedObject>> {
+    let age_ms = u64::try_from(SETTLED_AFTER.as_millis()).unwrap_or(u64::MAX);
+    let is_settled = |object: &ListedObject| {
+        object.name.last.ms.max(object.written_ms).saturating_add(age_ms) < now_ms
+    };
+    let mut left = OBJECTS_MAX;
+    let mut chosen = Vec::new();
+    for mut group in groups.into_iter().filter(|group| group.iter().all(is_settled)) {
+        group.truncate(left);
+        if group.len() > 1 {
+            left -= group.len();
+            chosen.push(group);
+        }
+    }
+    chosen
+}
+
+/// Deletes the redundant ones of a group, and returns them. Those that stay were synced and checked before.
 async fn delete_redundant(
     access: &ArchiveAccess,
     store: &ArchiveStore,
     group: &[ListedObject],
-) -> Vec<ListedObject> {
-    // What cannot be read makes no other object redundant, and is left to the operator. Only the indexes are
-    // kept, after all bytes were checked.
-    let mut intact: Vec<(ListedObject, ObjectIndex)> = Vec::new();
+) -> Result<Vec<ListedObject>, StoreError> {
+    // What cannot be read makes no other object redundant, and is left to the operator.
+    let mut intact: Vec<ListedObject> = Vec::new();
+    let mut packs: Vec<Vec<PackIdentity>> = Vec::new();
+    let keys = access.instance.settings.keys.ring();
     for object in group {
-        let found = overlap::read(access, store, &object.name).await;
-        intact.extend(found.map(|found| (*object, found.tail.index)));
+        match overlap::durable(store, &object.name, &keys).await {
+            Ok(found) => {
+                intact.push(*object);
+                packs.push(found.tail.index.packs.iter().map(PackRow::identity).collect());
+            }
+            Err(error @ (StoreError::Bad(..) | StoreError::NoKey(..) | StoreError::Missing(_))) => {
+                let error = access.failed(&error);
+                tracing::warn!(error, name = %object.name, "an object that overlaps cannot be read");
+            }
+            Err(error) => return Err(error),
+        }
     }
-    let indexes: Vec<&ObjectIndex> = intact.iter().map(|(_, index)| index).collect();
     let mut deleted = Vec::new();
-    for number in redundant_objects(&indexes) {
-        let object = intact[number].0;
-        if !access.leader.holds(boottime()) {
-            break;
-        }
-        match store.delete(&object.name).await {
-            Ok(()) => {
-                tracing::info!(name = %object.name, "deleted an object that lies within others");
-                access.instance.metrics.deleted.with_label_values(&["redundant"]).inc();
-                deleted.push(object);
-            }
-            // It stays, and readers leave it out.
-            Err(error) => {
-                tracing::warn!(error = chain(&error), name = %object.name, "a redundant object stays");
-            }
-        }
+    for number in redundant_objects(&packs) {
+        let object = intact[number];
+        access.leased().await;
+        store.delete(&object.name).await?;
+        tracing::info!(name = %object.name, "deleted an object that lies within others");
+        access.instance.metrics.deleted.with_label_values(&["redundant"]).inc();
+        deleted.push(object);
     }
-    deleted
+    Ok(deleted)
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_archive::ObjectName;
+    use spillway_webhook::StreamId;
+
+    use super::*;
+
+    const NOW_MS: u64 = 10_000_000;
+
+    fn object(tag: u32, written_ms: u64) -> ListedObject {
+        let id = |ms| StreamId { ms, seq: 0 };
+        let name = ObjectName { cell: 1, first: id(1), last: id(9), webhooks: 1, tag };
+        ListedObject { name, bytes: 100, written_ms }
+    }
+
+    #[test]
+    fn only_objects_that_were_written_long_ago_are_looked_at() {
+        let old = vec![object(1, 10), object(2, 10)];
+        assert_eq!(chosen(vec![old.clone()], NOW_MS), [old]);
+        let late = vec![object(1, 10), object(2, NOW_MS - 1_000)];
+        assert!(chosen(vec![late], NOW_MS).is_empty(), "old entries, written just now");
+        assert!(chosen(vec![vec![object(1, 10)]], NOW_MS).is_empty(), "nothing overlaps");
+    }
+
+    #[test]
+    fn a_start_looks_at_a_bounded_number_of_objects() {
+        let group: Vec<_> = (0..50).map(|tag| object(tag, 10)).collect();
+        let chosen = chosen(vec![group.clone(), group.clone(), group], NOW_MS);
+        assert_eq!(chosen.iter().map(Vec::len).collect::<Vec<_>>(), [50, 14]);
+    }
 }

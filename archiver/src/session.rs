@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_archive::index::PackRow;
-use spillway_archive::name::day_of;
-use spillway_archive::{ArchiveStore, ListedObject};
+use spillway_archive::{ArchiveStore, StoreError};
 use spillway_consumer::End;
 use spillway_consumer::intake::{self, IntakeEvent, Streams};
 use spillway_consumer::settle::Settled;
@@ -88,17 +87,23 @@ impl ArchiveSession {
         let Beginning { cursor, mark, range, controls } = beginning;
         let settings = access.instance.settings.clone();
         let cell = access.leader.cell;
-        let open = async || ArchiveStore::open(&settings.url);
-        let store = access.until_done("opening it", open).await;
         let position = begin_after(cursor, &range);
-        for day in [day_of(position.ms), day_of(access.leader.now_ms())] {
-            store.remove_staged(cell, &day).await;
-        }
         let before = StreamId { ms: position.ms.saturating_sub(DAY_MS), seq: 0 };
-        let list = async || store.objects_from(cell, before).await;
-        let objects = access.until_done("listing it", list).await;
+        // Opening alone asks no object store anything.
+        let open = async || {
+            let store = ArchiveStore::open(&settings.url)?;
+            let objects = store.objects_from(cell, before).await?;
+            let newest = match objects.iter().map(|object| object.name.last).max() {
+                Some(newest) => Some(newest),
+                None => store.newest_before(cell, before).await?.map(|object| object.name.last),
+            };
+            Ok::<_, StoreError>((store, objects, newest))
+        };
+        let (store, objects, newest) = access.until_done("opening it", open).await;
+        access.leader.show_trouble(None);
+        store.remove_staged(cell, before).await;
         let objects = redundant::clean(&access, &store, objects).await;
-        tell_gap(&objects, position);
+        tell_gap(newest, position);
         let ahead: Vec<_> =
             objects.into_iter().filter(|object| object.name.last > position).collect();
         tracing::info!(after = %cursor, archived_ahead = ahead.len(), "archiving");
@@ -220,6 +225,10 @@ impl ArchiveSession {
 
     async fn on_arrived(&mut self, found: Option<IntakeEvent>) -> Result<(), End> {
         match found {
+            Some(IntakeEvent::Main(entry)) if entry.id <= self.filling.position() => {
+                tracing::warn!(entry = %entry.id, "an entry arrived twice; beginning again");
+                Err(End::Stale)
+            }
             Some(IntakeEvent::Main(entry)) => {
                 if let Some(row) = self.overlap.find(&self.access, &self.store, &entry).await {
                     self.filling.pass(&row);
@@ -288,17 +297,17 @@ async fn until(due_at: Option<Instant>) {
 }
 
 /// Entry after which the next object begins. A consumer that never settled has no cursor: what was before the
-/// oldest entry that is left was freed without it.
+/// oldest entry that is left, or all if none is, was freed without it.
 fn begin_after(cursor: StreamId, range: &StreamRange) -> StreamId {
     if cursor > StreamId::ZERO {
         return cursor;
     }
-    range.oldest.map_or(cursor, StreamId::previous)
+    range.oldest.map_or(range.last, StreamId::previous)
 }
 
-/// Reports a gap between the archive and the queue: the consumer was removed, or told to begin later.
-fn tell_gap(objects: &[ListedObject], position: StreamId) {
-    let newest = objects.iter().map(|object| object.name.last).max();
+/// Reports a gap between the archive, which ends with `newest`, and the queue: the consumer was removed, or told
+/// to begin later.
+fn tell_gap(newest: Option<StreamId>, position: StreamId) {
     if let Some(newest) = newest.filter(|newest| *newest < position) {
         tracing::error!(
             archived_through = %newest,
@@ -318,6 +327,6 @@ mod tests {
         let range = |oldest| StreamRange { oldest, last: id(9, 0), trimmed: 0 };
         assert_eq!(begin_after(id(5, 1), &range(Some(id(7, 3)))), id(5, 1));
         assert_eq!(begin_after(StreamId::ZERO, &range(Some(id(7, 3)))), id(7, 2));
-        assert_eq!(begin_after(StreamId::ZERO, &range(None)), StreamId::ZERO);
+        assert_eq!(begin_after(StreamId::ZERO, &range(None)), id(9, 0), "all was freed");
     }
 }

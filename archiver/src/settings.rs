@@ -28,7 +28,7 @@ pub struct ArchiverArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
 
-    /// Bytes at which an object is written [64KiB to 256MiB]
+    /// Bytes at which an object is written [64KiB to 64MiB]
     #[arg(long, env = "ARCHIVE_OBJECT_SIZE", default_value = "32MiB")]
     archive_object_size: String,
 
@@ -89,7 +89,7 @@ impl spillway_process::ServerArgs for ArchiverArgs {
         let s = Duration::from_secs;
         let starts = [("oldest", StartAt::Oldest), ("now", StartAt::Now)];
         let size =
-            checker.size("ARCHIVE_OBJECT_SIZE", &self.archive_object_size, 64 * KIB..=256 * MIB);
+            checker.size("ARCHIVE_OBJECT_SIZE", &self.archive_object_size, 64 * KIB..=64 * MIB);
         let keep = self.archive_keep.as_deref().map(str::trim).filter(|text| !text.is_empty());
         let nowhere = || ArchiveUrl::parse("file:///").expect("BUG: a constant URL is well-formed");
         ArchiverSettings {

@@ -1,5 +1,7 @@
 //! Puts an object: after it, the object is certainly in the archive, durable and intact.
 
+use std::cell::Cell;
+
 use spillway_archive::store::PutOutcome;
 use spillway_archive::{ArchiveObject, ArchiveStore, SealedObject};
 use tokio::time::Instant;
@@ -9,19 +11,28 @@ use crate::overlap;
 
 /// Puts an object, and repeats it until that is confirmed.
 ///
-/// An attempt that seems to fail may be applied all the same. The next one finds an object of this name then,
-/// which a leader before may have written too. It is read and checked: the cursor goes only over bytes that are
-/// there.
+/// The first attempt may find an object of this name, which a leader before has written. It is synced, read and
+/// checked: the cursor goes only over bytes that are there. An attempt that fails may have left anything, so the
+/// next one writes over it.
 pub(crate) async fn put(access: &ArchiveAccess, store: &ArchiveStore, object: &SealedObject) {
     const WHAT: &str = "writing an object";
     let metrics = &access.instance.metrics;
     let began = Instant::now();
-    let outcome = access.until_done(WHAT, async || store.put(object, true).await).await;
+    let may_trust = Cell::new(!access.is_distrusted(&object.name));
+    let create = async || {
+        access.leased().await;
+        store.put(object, may_trust.replace(false)).await
+    };
+    let outcome = access.until_done(WHAT, create).await;
     if outcome == PutOutcome::Exists {
         let found = overlap::read(access, store, &object.name).await;
         if !found.is_some_and(|found| is_same(&found, object)) {
             tracing::error!(name = %object.name, "an object of this name is damaged; writing it again");
-            access.until_done(WHAT, async || store.put(object, false).await).await;
+            let replace = async || {
+                access.leased().await;
+                store.put(object, false).await
+            };
+            access.until_done(WHAT, replace).await;
         }
     }
     metrics.put_seconds.observe(began.elapsed().as_secs_f64());

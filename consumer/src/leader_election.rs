@@ -94,6 +94,25 @@ pub struct Leadership {
 }
 
 impl LeaderHandle {
+    /// Creates the handle of a lease that is not confirmed yet.
+    fn new(token: &str, cell: u32) -> Self {
+        Self {
+            token: token.to_owned(),
+            cell,
+            lost: CancellationToken::new(),
+            shared: Arc::new(ElectionState {
+                confirmed_at_ms: AtomicU64::new(0),
+                booted_at_ms: AtomicU64::new(0),
+                dead_bytes: AtomicU64::new(0),
+                dying_bytes: AtomicU64::new(0),
+                is_full: AtomicBool::new(false),
+                controls: AtomicU64::new(0),
+                trouble: Mutex::new(None),
+                note: Mutex::new(None),
+            }),
+        }
+    }
+
     /// True if new work may be started at `now` (CLOCK_BOOTTIME).
     pub fn holds(&self, now: Duration) -> bool {
         let confirmed_at = self.shared.confirmed_at_ms.load(Ordering::Relaxed);
@@ -241,12 +260,18 @@ async fn stand_by(
     let candidacy = candidacy.publishing(consumer.kind, &consumer.filter);
     let mut watch = StallDetector::default();
     let mut last_answer = Instant::now();
+    // A leader publishes the kind as it takes the lease. So the first look at one shows it.
+    let mut is_checked = false;
     let (sent_at, confirmed) = loop {
         let look = candidacy.look(&mut connection);
         let Some(seen) = shutdown.run_until_cancelled(look).await else { return Ok(None) };
         let seen = seen?;
         let since_last = last_answer.elapsed();
         last_answer = Instant::now();
+        if !seen.is_empty() && !is_checked {
+            candidacy.check(&mut connection).await?;
+            is_checked = true;
+        }
         if watch.observe(&seen, since_last) {
             let sent_at = boottime();
             // Not cut short: the lease may be taken already.
@@ -264,21 +289,7 @@ async fn stand_by(
             return Ok(None);
         }
     };
-    let leader = LeaderHandle {
-        token: candidacy.token().to_owned(),
-        cell: registered.cell,
-        lost: CancellationToken::new(),
-        shared: Arc::new(ElectionState {
-            confirmed_at_ms: AtomicU64::new(0),
-            booted_at_ms: AtomicU64::new(0),
-            dead_bytes: AtomicU64::new(0),
-            dying_bytes: AtomicU64::new(0),
-            is_full: AtomicBool::new(false),
-            controls: AtomicU64::new(0),
-            trouble: Mutex::new(None),
-            note: Mutex::new(None),
-        }),
-    };
+    let leader = LeaderHandle::new(candidacy.token(), registered.cell);
     leader.confirmed(sent_at, confirmed);
     let confirmed_at = Instant::now();
     Ok(Some(Leadership { config: config.clone(), connection, candidacy, leader, confirmed_at }))

@@ -44,6 +44,9 @@ pub struct Classified {
     pub coalesces: u32,
     /// True if the webhook is compared with the last update delivered of its resource.
     pub is_compared: bool,
+    /// True if the webhook may show or change the state of any resource that is compared: it names
+    /// none, or is a barrier.
+    pub hides_states: bool,
     /// Fingerprint to find duplicates, kept only if events are coalesced.
     pub fingerprint: Option<Fingerprint>,
     /// Time at which the payload of a stub expires, in milliseconds since the Unix epoch.

@@ -30,6 +30,7 @@ const CLASSIFIED: Classified = Classified {
     is_barrier: false,
     coalesces: 0,
     is_compared: false,
+    hides_states: false,
     fingerprint: None,
     expires_at_ms: None,
     is_excluded: false,

@@ -248,6 +248,7 @@ fn classified(shop: u32, kind: u8, entry: u64, index: usize) -> Classified {
         is_barrier: kind == BARRIER,
         coalesces: u32::from(coalesces),
         is_compared: false,
+        hides_states: false,
         fingerprint: None,
         expires_at_ms: (kind == STUB).then_some(EPOCH_MS + 61 * 60_000),
         is_excluded: false,

@@ -89,6 +89,7 @@ fn classified() -> Classified {
         is_barrier: false,
         coalesces: 0,
         is_compared: true,
+        hides_states: false,
         fingerprint: None,
         expires_at_ms: None,
         is_excluded: false,
@@ -253,17 +254,37 @@ fn another_topic_of_the_resource_and_a_replay_are_sent_and_leave_nothing_known()
     world.deliver(Update('a', 1));
     world.store(&[Update('a', 1)], Classified { is_compared: false, ..classified() });
     world.end(Verdict::Delivered);
+    // What is not compared has a time of up to its acceptance.
     world.deliver(Update('a', 2));
-    world.deliver(Update('a', 3));
     world.check_sent("aaa");
+    world.deliver(Update('a', 2 * EPOCH_MS));
+    world.deliver(Update('a', 3 * EPOCH_MS));
+    world.check_sent("aaaa");
     let position = Position::new(StreamId { ms: EPOCH_MS, seq: 0 }, 0);
     let content = Updates(Rc::new(vec![Update('a', 0)]));
     let id = StreamId { ms: EPOCH_MS + 100, seq: 0 };
     world.on(vec![Event::Replay(ReplayRead { id, position, classified: classified(), content })]);
-    world.check_sent("aaaa");
-    world.end(Verdict::Delivered);
-    world.deliver(Update('a', 4));
     world.check_sent("aaaaa");
+    world.end(Verdict::Delivered);
+    world.deliver(Update('a', 4 * EPOCH_MS));
+    world.check_sent("aaaaaa");
+}
+
+#[test]
+fn what_may_show_any_resource_leaves_none_known() {
+    let other = Classified { resource: 9, is_compared: false, hides_states: true, ..classified() };
+    let mut world = World::new(false);
+    world.deliver(Update('a', 2 * EPOCH_MS));
+    world.deliver(Update('a', 3 * EPOCH_MS));
+    world.check_sent("a");
+    for (verdict, ms, expected) in [(Verdict::Delivered, 4, "axa"), (DEAD, 6, "axaxa")] {
+        world.store(&[Update('x', 0)], other);
+        world.end(verdict);
+        world.deliver(Update('a', ms * EPOCH_MS));
+        // It has ended, so what was delivered since is known.
+        world.deliver(Update('a', (ms + 1) * EPOCH_MS));
+        world.check_sent(expected);
+    }
 }
 
 #[test]

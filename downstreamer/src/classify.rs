@@ -68,6 +68,7 @@ impl Classifier {
             is_barrier: is_barrier(topic) && !shop.is_empty(),
             coalesces: 0,
             is_compared: false,
+            hides_states: false,
             fingerprint: own.filter(|_| settings.keeps_fingerprints()),
             expires_at_ms: Stub::of(record, &record.body).and_then(|stub| stub.expires_at_ms),
             is_excluded: route != Route::Here,
@@ -89,22 +90,33 @@ impl Classifier {
                 classified.resource = stable_hash::of(&[b"topic", shop, topic]);
                 classified.lane = self.lane(shop, topic);
             }
-            OrderBy::Resource => {
-                let resource = Resource::of(record, &record.body);
-                if !resource.is_fallback {
-                    classified.coalesces = self.coalesces(record, topic);
-                    classified.is_compared = settings.suppression.is_compared(topic);
-                } else if is_news {
-                    self.metrics.fell_back(&String::from_utf8_lossy(topic));
-                }
-                let kind = resource.kind.as_bytes();
-                let id = resource.id.as_bytes();
-                let form = [u8::from(resource.is_fallback)];
-                classified.resource = stable_hash::of(&[b"resource", shop, kind, id, &form]);
-                classified.lane = stable_hash::of(&[b"kind", shop, kind]);
-            }
+            OrderBy::Resource => self.by_resource(record, (shop, topic), is_news, &mut classified),
         }
         classified
+    }
+
+    /// Adds what follows from the resource of a webhook, which is its unit of order.
+    fn by_resource(
+        &self,
+        record: &Record,
+        (shop, topic): (&[u8], &[u8]),
+        is_news: bool,
+        classified: &mut Classified,
+    ) {
+        let suppression = &self.settings.suppression;
+        let resource = Resource::of(record, &record.body);
+        if !resource.is_fallback {
+            classified.coalesces = self.coalesces(record, topic);
+            classified.is_compared = suppression.is_compared(topic);
+        } else if is_news {
+            self.metrics.fell_back(&String::from_utf8_lossy(topic));
+        }
+        classified.hides_states = suppression.hides_states(topic, resource.is_fallback);
+        let kind = resource.kind.as_bytes();
+        let id = resource.id.as_bytes();
+        let form = [u8::from(resource.is_fallback)];
+        classified.resource = stable_hash::of(&[b"resource", shop, kind, id, &form]);
+        classified.lane = stable_hash::of(&[b"kind", shop, kind]);
     }
 
     fn lane(&self, shop: &[u8], topic: &[u8]) -> u64 {

@@ -12,6 +12,7 @@ use spillway_queue::consumers::StartAt;
 use spillway_queue::controls::{self, OperatorControls, ScanCursor};
 use spillway_queue::lane::{KeyScheme, LaneRow};
 use spillway_queue::read::StreamReader;
+use spillway_queue::status;
 use spillway_webhook::StreamId;
 use tokio_util::sync::CancellationToken;
 
@@ -89,6 +90,10 @@ async fn load(
     leadership: &mut Leadership,
 ) -> Result<WorkerStart, QueueError> {
     let reader = StreamReader::new(instance.settings.common.redis.clone(), instance.routes.name());
+    // Before anything is read, so that a webhook that no filter matches is found from the first one on.
+    let redis = &instance.settings.common.redis;
+    instance.routes.learn(&status::read(redis, leadership.connection()).await?.consumers);
+    leadership.confirm().await?;
     let progress = reader.progress(leadership.connection()).await?;
     leadership.confirm().await?;
     let rows = reader.lane_rows(leadership.connection()).await?;

@@ -374,6 +374,7 @@ mod tests {
             is_barrier: false,
             coalesces: 0,
             is_compared: false,
+            hides_states: false,
             fingerprint: None,
             expires_at_ms: None,
             is_excluded: false,

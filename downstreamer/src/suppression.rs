@@ -3,7 +3,7 @@
 use clap::Args;
 use spillway_delivery::Suppression;
 use spillway_process::Checker;
-use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
+use spillway_webhook::shopify::{is_barrier, is_compliance, resource_kind, topic_list};
 
 const TOPICS: &str = "SUPPRESS_TOPICS";
 const STALE: &str = "STALE_UPDATES";
@@ -68,6 +68,18 @@ impl SuppressionSettings {
     pub(crate) fn is_compared(&self, topic: &[u8]) -> bool {
         self.topics.iter().any(|one| one.as_bytes() == topic)
     }
+
+    /// True for a webhook after which the state of no resource is known: a barrier, and one that names
+    /// no resource, of a kind whose updates are compared.
+    pub(crate) fn hides_states(&self, topic: &[u8], names_none: bool) -> bool {
+        let is_same_kind = |one: &String| kind_of(one.as_bytes()) == kind_of(topic);
+        is_barrier(topic) || (names_none && self.topics.iter().any(is_same_kind))
+    }
+}
+
+/// Kind of the resources of a topic, the same for classic webhooks and Events.
+fn kind_of(topic: &[u8]) -> String {
+    resource_kind(&String::from_utf8_lossy(topic))
 }
 
 /// Reason why a topic may not be suppressed.
@@ -123,6 +135,20 @@ mod tests {
         for topic in refused.into_iter().chain(["app/uninstalled", "orders/paid", "products/*"]) {
             let told = checked("resource", &["--suppress-topics", topic]).expect_err(topic);
             assert!(told.contains("SUPPRESS_TOPICS") && told.contains(topic), "{told}");
+        }
+    }
+
+    #[test]
+    fn what_may_change_any_resource_hides_the_states_of_all() {
+        let settings = checked("resource", &["--suppress-topics", "products/update"]);
+        let settings = settings.expect("no mistake");
+        for topic in ["products/create", "products/update", "Product/delete"] {
+            assert!(settings.hides_states(topic.as_bytes(), true), "{topic}");
+            assert!(!settings.hides_states(topic.as_bytes(), false), "{topic} of one resource");
+        }
+        assert!(!settings.hides_states(b"carts/update", true), "another kind");
+        for topic in ["customers/redact", "shop/redact", "app/uninstalled"] {
+            assert!(settings.hides_states(topic.as_bytes(), false), "{topic}");
         }
     }
 

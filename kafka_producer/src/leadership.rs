@@ -8,6 +8,7 @@ use std::time::Duration;
 use spillway_consumer::leader_election::{self, ElectionConfig, End, LeaderHandle, Leadership};
 use spillway_queue::QueueError;
 use spillway_queue::read::StreamReader;
+use spillway_queue::status;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -55,6 +56,9 @@ async fn lead(
     shutdown: &CancellationToken,
 ) -> Result<End, QueueError> {
     let redis = instance.settings.common.redis.clone();
+    // Before anything is read, so that a webhook that no filter matches is found from the first one on.
+    instance.routes.learn(&status::read(&redis, leadership.connection()).await?.consumers);
+    leadership.confirm().await?;
     let reader = StreamReader::new(redis, instance.routes.name());
     let mark = reader.mark(leadership.connection()).await?;
     tracing::info!("leading the consumer");

@@ -98,24 +98,26 @@ pub(crate) fn cursor_reader(settings: &ProducerSettings, cell: u32) -> ClientCon
     config
 }
 
-/// Transactional id of a consumer.
+/// Transactional id of a consumer. The colon, which `KAFKA_TX_ID` has not, keeps two of them apart
+/// whatever the names are: `a-b` and `c` are not `a` and `b-c`.
 fn transactional_id(settings: &ProducerSettings, cell: u32) -> String {
-    format!("{}-{}", settings.tx_id, in_cell(cell, &settings.consumer.name))
+    let (id, name) = (&settings.tx_id, &settings.consumer.name);
+    if is_default(name) { format!("{id}-{cell:08x}") } else { format!("{id}-{cell:08x}:{name}") }
 }
 
 /// Consumer group whose offset is the consumer's cursor.
 fn group(cell: u32, consumer: &ConsumerName) -> String {
-    format!("spillway-{}", in_cell(cell, consumer))
+    if is_default(consumer) {
+        format!("spillway-{cell:08x}")
+    } else {
+        format!("spillway-{cell:08x}-{consumer}")
+    }
 }
 
-/// Cell and consumer as a part of names in Kafka. The default name is left out, so that a producer of a
-/// version that knew no other continues.
-fn in_cell(cell: u32, consumer: &ConsumerName) -> String {
-    if *consumer == ConsumerKind::KafkaProducer.default_name() {
-        format!("{cell:08x}")
-    } else {
-        format!("{cell:08x}-{consumer}")
-    }
+/// True for the name that names in Kafka leave out, so that a producer of a version that knew no other
+/// continues.
+fn is_default(consumer: &ConsumerName) -> bool {
+    *consumer == ConsumerKind::KafkaProducer.default_name()
 }
 
 fn add(config: &mut ClientConfig, properties: &Properties, is_meant: impl Fn(&str) -> bool) {
@@ -150,9 +152,9 @@ mod tests {
         let default = names_of("spillway-000000ab", "spillway-000000ab");
         assert_eq!(names(&[]), default, "that of earlier versions");
         assert_eq!(names(&["--consumer", "kafka"]), default);
-        let audit = names_of("spillway-000000ab-audit", "spillway-000000ab-audit");
+        let audit = names_of("spillway-000000ab:audit", "spillway-000000ab-audit");
         assert_eq!(names(&["--consumer", "audit"]), audit);
-        let own = names_of("own-000000ab-audit", "spillway-000000ab-audit");
+        let own = names_of("own-000000ab:audit", "spillway-000000ab-audit");
         assert_eq!(names(&["--consumer", "audit", "--kafka-tx-id", "own"]), own);
     }
 }

@@ -221,10 +221,11 @@ impl ProducerArgs {
 
     fn tx_id(&self, checker: &mut Checker) -> String {
         let id = self.kafka_tx_id.trim();
-        if id.is_empty() || id.len() > TOPIC_BYTES_MAX || id.contains(char::is_whitespace) {
+        let is_wrong = |letter: char| letter.is_whitespace() || letter == ':';
+        if id.is_empty() || id.len() > TOPIC_BYTES_MAX || id.contains(is_wrong) {
             checker.mistake(
                 "KAFKA_TX_ID",
-                format_args!("must be 1 to {TOPIC_BYTES_MAX} bytes without white space"),
+                format_args!("must be 1 to {TOPIC_BYTES_MAX} bytes without white space and ':'"),
             );
         }
         id.to_owned()
@@ -311,6 +312,15 @@ mod tests {
         ]);
         assert_eq!(told.lines().count(), 7, "{told}");
         assert_eq!(mistakes(&[]), "");
+    }
+
+    #[test]
+    fn a_transactional_id_has_no_separator_of_consumers() {
+        assert_eq!(mistakes(&["--kafka-tx-id", "own-0000000a"]), "");
+        for bad in ["own:", "a b"] {
+            let told = mistakes(&["--kafka-tx-id", bad]);
+            assert!(told.contains("KAFKA_TX_ID"), "{bad}: {told}");
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ import sys
 import zlib
 
 NAME = re.compile(r"(\d+)-(\d+)_(\d+)-(\d+)_(\d+)_([0-9a-f]{8})\.spwa")
+CELL = re.compile(r"[0-9a-f]{8}")
 TRAILER_BYTES = 52
 FRAME_BYTES = 20
 INDEX_NONCE = 2**64 - 1
@@ -111,12 +112,21 @@ class Opener:
         """Returns a function that decrypts the part with a number, of one object."""
         if wrapped is None:
             return lambda _number, _beside, stored: stored
+        from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        def decrypt(key, nonce, stored, beside, part):
+            try:
+                return AESGCM(key).decrypt(nonce, stored, beside)
+            except InvalidTag:
+                raise Bad(f"{part} does not decrypt") from None
 
         key_id, nonce, sealed = wrapped
         check(key_id in self.keys, f"the key {key_id} is not in --key-file")
-        key = AESGCM(AESGCM(self.keys[key_id]).decrypt(nonce, sealed, key_id.encode()))
-        return lambda number, beside, stored: key.decrypt(struct.pack("<IQ", 0, number), stored, beside)
+        key = decrypt(self.keys[key_id], nonce, sealed, key_id.encode(), "the key of the object")
+        return lambda number, beside, stored: decrypt(
+            key, struct.pack("<IQ", 0, number), stored, beside, "the index" if number == INDEX_NONCE else "a pack"
+        )
 
 
 def read_object(data, opener):
@@ -236,13 +246,21 @@ class Reader:
         self.problems += 1
         print(f"read.py: {place}: {error}", file=sys.stderr)
 
+    def listed(self, directory):
+        """Returns what a directory holds, sorted."""
+        try:
+            return sorted(directory.iterdir()) if directory.is_dir() else []
+        except OSError as error:
+            self.problem(directory, error)
+            return []
+
     def group(self, files):
         """Prints the webhooks of objects whose entries overlap: a pack with one entry, length and CRC once."""
         packs = {}
         for file in files:
             try:
                 cell, found = read_object(file.read_bytes(), self.opener)
-            except (Bad, ValueError, struct.error) as error:
+            except (Bad, OSError, ValueError, struct.error) as error:
                 self.problem(file, error)
                 continue
             for entry, crc, pack, webhooks, is_corrupt in found:
@@ -287,8 +305,10 @@ def main():
     arguments = parser.parse_args()
     reader = Reader(Opener(arguments.key_file))
     for cell in sorted(arguments.directory.glob(arguments.cell)):
-        for day in sorted(cell.iterdir() if cell.is_dir() else ()):
-            for group in groups(day.glob("*.spwa")):
+        if not CELL.fullmatch(cell.name):
+            continue
+        for day in reader.listed(cell):
+            for group in groups(reader.listed(day)):
                 try:
                     reader.group(group)
                 except (Bad, struct.error, subprocess.CalledProcessError) as error:

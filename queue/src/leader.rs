@@ -108,6 +108,15 @@ impl Candidacy {
         Ok(leader.unwrap_or_default())
     }
 
+    /// Checks that the consumer is of the kind that this candidacy publishes, for a standby: only
+    /// [`take`](Self::take) would find that out, once the leader is gone.
+    ///
+    /// # Errors
+    /// [`QueueError::Refused`] when the consumer is one of another kind.
+    pub async fn check(&self, connection: &mut Connection) -> Result<(), QueueError> {
+        self.call(connection, "check", "", "").await.map(|_| ())
+    }
+
     /// Takes the lease if the leader's key still holds `seen`.
     ///
     /// # Errors

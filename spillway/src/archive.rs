@@ -9,13 +9,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use spillway_archive::ArchiveStore;
 use spillway_archive::args::ArchiveArgs;
 use spillway_archive::keys::KeyRing;
+use spillway_archive::{ArchiveStore, StoreError};
 use spillway_process::Checker;
+use spillway_process::error::chain;
 
 use crate::failure::Failure;
 use crate::format::OutputArgs;
+use crate::out::printable;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -48,6 +50,44 @@ struct OpenArchive {
     keys: Arc<KeyRing>,
 }
 
+/// Objects and packs that a search leaves out because they cannot be read. Each is reported on standard error.
+#[derive(Debug, Default)]
+struct UnreadObjects {
+    count: u64,
+}
+
+impl UnreadObjects {
+    /// Returns `None` for an object that is damaged, or whose key is missing, and reports it. One that is gone was
+    /// deleted meanwhile.
+    ///
+    /// # Errors
+    /// Every other failure.
+    fn skip<T>(&mut self, read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+        match read {
+            Ok(read) => Ok(Some(read)),
+            Err(StoreError::Missing(_)) => Ok(None),
+            Err(error @ (StoreError::Bad(..) | StoreError::NoKey(..))) => {
+                self.tell(&chain(&error));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn tell(&mut self, problem: &str) {
+        self.count += 1;
+        eprintln!("spillway: {}", printable(problem.as_bytes()));
+    }
+
+    /// Checks that a search which found nothing has read everything.
+    fn ensure_none(&self, told: &str) -> Result<(), Failure> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        Err(Failure::Failed(format!("{told}; {} objects or packs could not be read", self.count)))
+    }
+}
+
 /// Runs `spillway archive`.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let archive = open(&arguments.archive)?;
@@ -67,4 +107,29 @@ fn open(arguments: &ArchiveArgs) -> Result<OpenArchive, Failure> {
     let keys = arguments.keys(&mut checker).ring();
     let url = checker.finish(url)?.ok_or_else(|| Failure::Usage("set ARCHIVE_URL".to_owned()))?;
     Ok(OpenArchive { store: ArchiveStore::open(&url)?, keys })
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_archive::{BadObject, ObjectName};
+    use spillway_webhook::StreamId;
+
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_left_out_and_fails_a_search_that_finds_nothing() {
+        let id = StreamId { ms: 1, seq: 0 };
+        let name = ObjectName { cell: 1, first: id, last: id, webhooks: 1, tag: 0 };
+        let mut unread = UnreadObjects::default();
+        assert_eq!(unread.skip(Ok(7)).expect("it was read"), Some(7));
+        assert!(unread.ensure_none("nothing").is_ok());
+        let damaged = StoreError::Bad(Box::new(name), BadObject::NotAnObject);
+        assert_eq!(unread.skip::<u8>(Err(damaged)).expect("it is left out"), None);
+        let locked = StoreError::NoKey(Box::new(name), BadObject::NoKey("a".to_owned()));
+        assert_eq!(unread.skip::<u8>(Err(locked)).expect("it is left out"), None);
+        let failure = unread.ensure_none("nothing").map_err(|failure| failure.to_string());
+        assert_eq!(failure, Err("nothing; 2 objects or packs could not be read".to_owned()));
+        let away = StoreError::Unusable("away".to_owned());
+        assert!(unread.skip::<u8>(Err(away)).is_err(), "the archive does not answer");
+    }
 }

@@ -100,7 +100,10 @@ async fn expect_known(place: &CellArgs, consumer: &str) -> Result<(), Failure> {
 /// Runs `spillway dead`.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place, action } = arguments;
-    let consumer = place.resolve().await?;
+    let consumer = match action {
+        Action::Replay(_) | Action::Drop(_) => place.resolve_change().await?,
+        Action::List { .. } | Action::Show { .. } => place.resolve().await?,
+    };
     let cell = place.cell;
     expect_known(&cell, &consumer).await?;
     match action {

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
-use spillway_queue::status::ConsumerStatus;
+use spillway_queue::consumers::KAFKA;
 
 use crate::failure::Failure;
 use crate::format::OutputArgs;
@@ -48,7 +48,8 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let spill_dir = arguments.spill_dir.as_deref();
     let (mut findings, consumers) = queue::examine(&arguments.place, spill_dir).await?;
-    let has_kafka = consumers.iter().any(ConsumerStatus::is_kafka);
+    // The default address is that of the default name. Others are told with --kafka-producer.
+    let has_kafka = consumers.iter().any(|known| known.name == KAFKA);
     findings.extend(endpoints::examine(&arguments.endpoints, has_kafka).await);
     findings.extend(backend::examine(&arguments.backend, &arguments.secret).await?);
     let of = |level: Severity| findings.iter().filter(|finding| finding.level == level).count();

@@ -75,7 +75,7 @@ fn of_archive(error: &StoreError) -> u8 {
     match error {
         StoreError::Unavailable(_) | StoreError::Denied(_) => exit::UNAVAILABLE,
         StoreError::Unusable(_) => exit::CONFIG,
-        StoreError::Missing(_) | StoreError::Bad(..) => exit::FAILED,
+        StoreError::Missing(_) | StoreError::Bad(..) | StoreError::NoKey(..) => exit::FAILED,
     }
 }
 

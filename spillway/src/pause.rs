@@ -44,7 +44,7 @@ pub(crate) struct ResumeArguments {
 /// Pauses the webhooks that match the filter; with `--all` alone, the whole consumer.
 pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure> {
     let PauseArguments { place, filter, all } = arguments;
-    let consumer = place.resolve().await?;
+    let consumer = place.resolve_change().await?;
     let filter = filter.filter();
     if filter.is_empty() && !all {
         return Err(Failure::Usage(format!(
@@ -61,6 +61,9 @@ pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure
         )));
     }
     let known = known.ok_or_else(|| unknown(&consumer, &status))?;
+    if known.kind().is_none() && !filter.is_empty() {
+        return Err(Failure::Usage(unknown_kind(&consumer)));
+    }
     let now = now_ms();
     let (is_new, _) = controls::pause(&redis, &mut connection, &consumer, &filter, now).await?;
     let leader = match known.leader {
@@ -81,7 +84,7 @@ pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure
 /// Ends the pause with exactly this filter; without a filter, that of the whole consumer.
 pub(crate) async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
     let ResumeArguments { place, filter, all } = arguments;
-    let consumer = place.resolve().await?;
+    let consumer = place.resolve_change().await?;
     let filter = filter.filter();
     let (redis, mut connection) = place.cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
@@ -97,6 +100,14 @@ pub(crate) async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failu
     let named: Vec<_> = ended.iter().map(ToString::to_string).collect();
     line(format_args!("{consumer} resumes {} ({})", named.join("; "), count(number, "pause")))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Message for a filter that would have no effect if the consumer is one of a Kafka producer.
+fn unknown_kind(consumer: &str) -> String {
+    format!(
+        "no leader of the consumer {consumer} has said yet what kind it is, and a Kafka producer can only \
+         be paused as a whole: start it first, or pause it as a whole (--all)"
+    )
 }
 
 /// Message if no pause has this filter.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use spillway_process::Checker;
 use spillway_process::redis_args::RedisArgs;
-use spillway_queue::consumers::HTTP;
+use spillway_queue::consumers::{HTTP, KAFKA};
 use spillway_queue::status::{self, CellStatus};
 use spillway_queue::{Connection, QueueError, Redis};
 
@@ -30,7 +30,8 @@ pub(crate) struct ConsumerArgs {
     pub cell: CellArgs,
 
     /// Name of the consumer; each has its own view of the queue and its own dead letters; default: the
-    /// only one beside an archive, or http
+    /// only one beside an archive, or http; for a command that changes something: http, unless there
+    /// are others than http and kafka
     #[arg(short, long, global = true)]
     consumer: Option<String>,
 }
@@ -44,6 +45,16 @@ impl ConsumerArgs {
         }
         let (redis, mut connection) = self.cell.connect().await?;
         meant(&status::read(&redis, &mut connection).await?)
+    }
+
+    /// Name of the consumer that a command changes: the one that was given, or `http` of a cell that
+    /// has no others than the default ones.
+    pub(crate) async fn resolve_change(&self) -> Result<String, Failure> {
+        if let Some(consumer) = &self.consumer {
+            return Ok(consumer.clone());
+        }
+        let (redis, mut connection) = self.cell.connect().await?;
+        meant_to_change(&status::read(&redis, &mut connection).await?)
     }
 }
 
@@ -61,6 +72,22 @@ fn meant(status: &CellStatus) -> Result<String, Failure> {
             all.join(", ")
         ))),
     }
+}
+
+/// Consumer that is meant to be changed if none is named. It never depends on which of several happen to
+/// be registered: it is `http`, or none.
+fn meant_to_change(status: &CellStatus) -> Result<String, Failure> {
+    let mut all: Vec<&str> = status.consumers.iter().map(|known| known.name.as_str()).collect();
+    all.sort_unstable();
+    let mut delivering = status.consumers.iter().filter(|known| known.delivers());
+    let is_default = delivering.all(|known| [HTTP, KAFKA].contains(&known.name.as_str()));
+    if all.is_empty() || (is_default && all.contains(&HTTP)) {
+        return Ok(HTTP.to_owned());
+    }
+    Err(Failure::Usage(format!(
+        "this changes one consumer: name it with --consumer: {}",
+        all.join(", ")
+    )))
 }
 
 /// True if no consumer was ever started, and `consumer` is the downstreamer's. Everything in the
@@ -118,18 +145,36 @@ mod tests {
 
     use super::*;
 
+    /// Status of a cell with these consumers, none of which ever ran.
+    fn cell(names: &[&str]) -> CellStatus {
+        let of =
+            |name: &&str| ConsumerStatus { name: (*name).to_owned(), ..ConsumerStatus::default() };
+        CellStatus { consumers: names.iter().map(of).collect(), ..CellStatus::default() }
+    }
+
+    #[test]
+    fn a_command_that_changes_something_never_guesses_among_named_consumers() {
+        let meant = |names: &[&str]| meant_to_change(&cell(names));
+        for names in [&["http"][..], &[], &["http", "kafka"], &["archive", "http", "kafka"]] {
+            assert_eq!(meant(names).expect("http"), "http", "{names:?}");
+        }
+        let unclear = [
+            &["billing"][..],
+            &["kafka"],
+            &["archive"],
+            &["archive", "billing"],
+            &["billing", "http"],
+            &["audit", "http", "kafka"],
+        ];
+        for names in unclear {
+            let told = meant(names).expect_err("any of them").to_string();
+            assert!(told.ends_with(&format!("--consumer: {}", names.join(", "))), "{told}");
+        }
+    }
+
     #[test]
     fn without_a_name_the_only_consumer_is_meant_or_http() {
-        let meant = |names: &[&str]| {
-            let of = |name: &&str| ConsumerStatus {
-                name: (*name).to_owned(),
-                ..ConsumerStatus::default()
-            };
-            meant(&CellStatus {
-                consumers: names.iter().map(of).collect(),
-                ..CellStatus::default()
-            })
-        };
+        let meant = |names: &[&str]| meant(&cell(names));
         assert_eq!(meant(&[]).expect("http"), "http");
         assert_eq!(meant(&["kafka"]).expect("the only one"), "kafka");
         assert_eq!(meant(&["billing", "http", "kafka"]).expect("http"), "http");

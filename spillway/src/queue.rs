@@ -49,7 +49,10 @@ enum Action {
 /// Runs `spillway queue`.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place, action } = arguments;
-    let consumer = place.resolve().await?;
+    let consumer = match action {
+        Action::Drop(_) => place.resolve_change().await?,
+        Action::List { .. } | Action::Show { .. } => place.resolve().await?,
+    };
     let cell = place.cell;
     match action {
         Action::List { filter, output, limit } => {

@@ -46,7 +46,7 @@ const SHOPS: Trickle = Trickle {
 };
 
 /// The shipped durations, and their replacements in the copy.
-const SHORTER: [(&str, &str); 21] = [
+const SHORTER: [(&str, &str); 22] = [
     ("for: 10m", "for: 3s"),
     ("for: 5m", "for: 2s"),
     ("for: 2m", "for: 2s"),
@@ -62,6 +62,7 @@ const SHORTER: [(&str, &str); 21] = [
     ("[5m]", "[10s]"),
     ("offset 1h", "offset 10s"),
     ("> 86400", "> 10"),
+    ("oldest_age_seconds:max > 3600", "oldest_age_seconds:max > 10"),
     ("> 1800", "> 8"),
     ("> 300", "> 12"),
     ("> 600", "> 10"),
@@ -230,6 +231,7 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
         watched.intake_dies().await;
         watched.disk().await;
         watched.spill().await;
+        watched.routes().await;
         watched.certificates().await;
         report(&watched.table);
     } else {
@@ -286,6 +288,9 @@ impl Watched {
         let fault = "stubs whose payloads have expired";
         self.while_sending((1..1_000).map(stub).collect(), fault, &["SpillwayPayloadsExpire"])
             .await;
+        let nothing = vec![Webhook::any().topic("carts/update").body("{}")];
+        let fault = "webhooks that name no resource";
+        self.while_sending(nothing, fault, &["SpillwayResourceUnknown"]).await;
         self.backend.behave(|_| Behaviour::status(404));
         self.fire("the backend answers 404", &["SpillwayBackendRefuses", "SpillwayBacklogOld"])
             .await;
@@ -412,6 +417,36 @@ impl Watched {
         redis.restart();
         receiver.restart();
         self.fire("a byte on that disk changed", &["SpillwaySpillErrors"]).await;
+    }
+
+    /// A cell whose only consumer excludes what comes, and then one with a consumer that never runs.
+    async fn routes(&mut self) {
+        let cell = Cell::beside();
+        let redis = cell.redis(&[]).await;
+        let receiver = cell.receiver(&[]).await;
+        let backend = Backend::start().await;
+        let orders = cell.downstreamer(&backend, &[("ONLY_TOPICS", "orders/*")]).await;
+        orders.leads().await;
+        let targets = [
+            ("127.0.0.1:9811", receiver.admin_address()),
+            ("127.0.0.1:9812", orders.admin_address()),
+            ("127.0.0.1:9813", port::free()),
+        ];
+        let configuration = shipped(cell.directory(), &targets);
+        self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
+        let mut connection = Connection::to(receiver.address()).await;
+        connection.post(&Webhook::any().topic("carts/update")).await.expect_stored();
+        let fault = "a webhook that the filter of the only consumer excludes";
+        self.fire(fault, &["SpillwayUnmatched"]).await;
+        let added = cell.spillway(&["consumers", "add", "billing"]).await;
+        assert!(added.status.success(), "{added:?}");
+        connection.post(&Webhook::any().topic("orders/create")).await.expect_stored();
+        let used = receiver.metric("spillway_queue_bytes").await.expect("a metric") as u64;
+        let limit = (used + used / 2).to_string();
+        let _: String = redis.command(&["CONFIG", "SET", "maxmemory", &limit]).await;
+        let fault =
+            "spillway consumers add billing, without one, and two thirds of the memory in use";
+        self.fire(fault, &["SpillwayConsumerHoldsQueue"]).await;
     }
 
     /// Another receiver, with a certificate of two days, and then with a key that is none.

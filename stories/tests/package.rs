@@ -172,16 +172,18 @@ fn what_is_masked_is_left_alone_without_a_word() {
 }
 
 /// Files in `/etc/spillway` that `postinst` makes, or that a page tells its reader to make.
-const MADE_THERE: [&str; 12] = [
+const MADE_THERE: [&str; 14] = [
     "client-secret",
     "client-secret-old",
     "receiver.env",
     "downstreamer.env",
     "kafka.env",
+    "downstreamer",
     "downstreamer/billing.env",
+    "kafka",
     "kafka/audit.env",
-    "archiver.env",
     "archive-keys",
+    "archive-account.json",
     "apps.toml",
     "shop-secrets",
     "secrets-token",
@@ -293,6 +295,7 @@ fn what_pages_name_by_its_installed_path_is_in_a_package() {
     let pages = ["README.md", "SECURITY.md", "CHANGELOG.md", "docs", "ops/debian/man", "ops/nginx"];
     let pages =
         pages.into_iter().chain(["ops/redis.conf", "ops/debian/spillway.env", "ops/prometheus"]);
+    let pages = pages.chain(["ops/debian/archiver.env"]);
     let mut count = 0;
     for page in pages.flat_map(|page| texts(&repository().join(page))) {
         // Pictures name nothing.
@@ -303,6 +306,18 @@ fn what_pages_name_by_its_installed_path_is_in_a_package() {
         }
     }
     assert!(count > 20, "only {count} paths were found");
+}
+
+/// A password of a broker, and access to a bucket. systemd reads these files, or copies them for their service.
+#[test]
+fn files_with_access_to_other_systems_are_installed_for_root_alone() {
+    for (package, file) in [("spillway", "archiver.env"), ("kafka_producer", "kafka.properties")] {
+        let manifest = repository().join(package).join("Cargo.toml");
+        let manifest = fs::read_to_string(manifest).expect("read a manifest");
+        let row = format!("[\"../ops/debian/{file}\", \"etc/spillway/\", \"600\"]");
+        assert!(manifest.contains(&row), "{package}: {file}");
+        assert!(manifest.contains(&format!("\"/etc/spillway/{file}\"")), "{file} is a conffile");
+    }
 }
 
 #[test]
@@ -385,5 +400,5 @@ fn every_command_has_a_manual_page_and_completions() {
             assert!(installed.contains(&completion), "{completion} is missing");
         }
     }
-    assert_eq!(count, 4);
+    assert_eq!(count, 5);
 }

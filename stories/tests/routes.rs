@@ -210,9 +210,11 @@ async fn a_consumer_of_one_program_is_never_led_by_the_other() {
     let backend = Backend::start().await;
     let mut downstreamer = cell.downstreamer(&backend, &[("CONSUMER", "audit")]).await;
     downstreamer.leads().await;
+    let producer = cell.kafka_producer_to("127.0.0.1:9", &[("CONSUMER", "audit")]);
+    // It is refused at once, not only when the leader is gone.
+    producer.unready("is one of the kind downstreamer").await;
     downstreamer.sigterm();
     assert!(downstreamer.exit(SOON).await.success());
-    let producer = cell.kafka_producer_to("127.0.0.1:9", &[("CONSUMER", "audit")]);
     producer.unready("is one of the kind downstreamer").await;
     assert!(!producer.is_leader().await);
 }

@@ -106,6 +106,36 @@ fn a_unix_socket_for_nginx_is_advised_where_it_lasts_and_nginx_reaches_it() {
     }
 }
 
+/// All services but the archiver run in its group, or read a file of settings that may name its bucket.
+#[test]
+fn only_the_archiver_has_access_to_the_archive() {
+    let (_directory, units) = units();
+    let mut closed = 0;
+    for unit in units.iter().filter(|unit| is_service(unit)) {
+        if unit.ends_with("spillway-archiver.service") {
+            continue;
+        }
+        let text = fs::read_to_string(unit).expect("a unit");
+        let words = |key: &str| {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(key));
+            lines.flat_map(str::split_whitespace).collect::<Vec<_>>()
+        };
+        let hidden = words("InaccessiblePaths=");
+        for file in ["archiver.env", "archive-keys", "archive-account.json"] {
+            let is_hidden = hidden.contains(&"-/etc/spillway")
+                || hidden.contains(&format!("-/etc/spillway/{file}").as_str());
+            assert!(is_hidden, "{} sees {file}", unit.display());
+        }
+        let unset = words("UnsetEnvironment=");
+        for name in ["AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT"]
+        {
+            assert!(unset.contains(&name), "{} has {name}", unit.display());
+        }
+        closed += 1;
+    }
+    assert_eq!(closed, 6, "services");
+}
+
 #[test]
 fn no_unit_is_more_exposed_than_a_little() {
     let (directory, units) = units();

@@ -3,7 +3,11 @@
 //! Shopify sends an update whenever a resource is saved, also if nothing changed but the time. In a
 //! classic body, that time is `updated_at`: of the resource, and of its parts, such as each variant
 //! of a product. In the data of an Event it is `updatedAt`, where the query asks for it. The hash
-//! leaves the values of these members out, at any depth. Everything else counts, byte for byte.
+//! leaves the values of these members out, at any depth, if they are times or null. Everything else
+//! counts, byte for byte.
+//!
+//! A state has a time only if its body shows one. A header says when a webhook was triggered, and the
+//! body may have been read before or after that.
 //!
 //! Two passes read the body: one over its members, and one for the hash. Neither builds a tree.
 
@@ -36,7 +40,7 @@ pub struct BodyState {
 #[derive(Debug, Default)]
 struct ClassicMembers {
     updated_at: Option<String>,
-    /// True if there is more than ids and a time.
+    /// True if there is more than ids and times of the resource.
     shows_state: bool,
 }
 
@@ -58,7 +62,7 @@ struct DatedResource {
 
 impl BodyState {
     /// Reads the state of a webhook with these headers and this body. `None` if the body is no JSON object, or
-    /// if a classic body holds nothing except ids and a time: it says that something changed, not what.
+    /// if a classic body holds nothing except ids and times: it says that something changed, not what.
     pub fn of(headers: &impl Headers, body: &[u8]) -> Option<Self> {
         static CLASSIC: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"updated_at\""));
         static EVENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"updatedAt\""));
@@ -67,12 +71,10 @@ impl BodyState {
             Family::Classic => {
                 let members = ClassicMembers::of(body)?;
                 let updated_at = members.updated_at.as_deref().map(str::as_bytes);
-                // The body is made when the webhook is triggered.
-                let time = updated_at.or_else(|| headers.shopify("triggered-at"));
-                Self { hash: hash_without(&CLASSIC, body), updated_ms: time.and_then(time_ms) }
+                let updated_ms = updated_at.and_then(time_ms);
+                Self { hash: hash_without(&CLASSIC, body), updated_ms }
             }
-            // The data is read when the Event is sent, which may be long after it was triggered. So
-            // the header is not its time.
+            // The data is read when the Event is sent, which may be long after it was triggered.
             Family::Event => {
                 let EventData { data } = serde_json::from_slice(body).ok()?;
                 let topic = headers.topic().unwrap_or_default();
@@ -110,10 +112,16 @@ impl<'de> Visitor<'de> for MembersVisitor<'_> {
                 continue;
             }
             map.next_value::<IgnoredAny>()?;
-            self.0.shows_state |= !matches!(key.as_str(), "id" | "admin_graphql_api_id");
+            self.0.shows_state |= !is_of_signal(&key);
         }
         Ok(())
     }
+}
+
+/// True for a member that a body may have that says only that something changed: an id, or a time that
+/// never changes.
+fn is_of_signal(key: &str) -> bool {
+    matches!(key, "id" | "created_at") || key.ends_with("_id")
 }
 
 /// Time of the resource in the data of an Event, such as `{"product": {"updatedAt": ..}}`.
@@ -128,7 +136,7 @@ fn time_ms(text: &[u8]) -> Option<u64> {
     u64::try_from(millis(text)?).ok()
 }
 
-/// Hash of a JSON text without the values of all members with this name, which `name` finds with its
+/// Hash of a JSON text without the times of all members with this name, which `name` finds with its
 /// quotes.
 fn hash_without(name: &Finder<'_>, body: &[u8]) -> u128 {
     let mut hash = Sha256::new();
@@ -147,16 +155,20 @@ fn hash_without(name: &Finder<'_>, body: &[u8]) -> u128 {
     first_half(&hash.finalize())
 }
 
-/// Place of the value of a member whose name ends before `from`, if it is a text or null.
+/// Place of the value of a member whose name ends before `from`, if it is a time or null.
 fn time_after(body: &[u8], from: usize) -> Option<Range<usize>> {
     let rest = body.get(from..)?.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
     let length = match rest.strip_prefix(b"\"") {
-        Some(text) => memchr(b'"', text)? + 2,
+        Some(text) => {
+            // A time has no escapes, so the next quote ends it.
+            let length = memchr(b'"', text)?;
+            time_ms(&text[..length])?;
+            length + 2
+        }
         None => rest.starts_with(b"null").then_some(4)?,
     };
     let start = body.len() - rest.len();
-    // A time has no escapes.
-    (!rest[..length].contains(&b'\\')).then_some(start..start + length)
+    Some(start..start + length)
 }
 
 fn first_half(digest: &[u8]) -> u128 {
@@ -203,9 +215,11 @@ mod tests {
             assert_ne!(hash(PRODUCT), hash(&PRODUCT.replace(from, to)), "{from}");
         }
         // Values of this member that are no times.
-        for (from, to) in [("null", "1"), ("null", "{}"), ("null", r#""\"""#)] {
-            assert_ne!(hash(PRODUCT), hash(&PRODUCT.replacen(from, to, 1)), "{to}");
+        for to in ["1", "{}", r#""\"""#, r#""""#, r#""yesterday""#, r#""1970-01-01""#] {
+            assert_ne!(hash(PRODUCT), hash(&PRODUCT.replacen("null", to, 1)), "{to}");
         }
+        let text = |value: &str| format!(r#"{{"title":1,"updated_at":"{value}"}}"#);
+        assert_ne!(hash(&text("draft")), hash(&text("final")));
     }
 
     #[test]
@@ -213,27 +227,32 @@ mod tests {
         let body = |value: &str| {
             format!(r#"{{"title":"\"updated_at\":\"{value}\"","tags":["updated_at","{value}"]}}"#)
         };
-        assert_ne!(hash(&body("1")), hash(&body("2")));
+        let [first, second] = ["1970-01-01T00:00:01Z", "1970-01-01T00:00:02Z"];
+        assert_ne!(hash(&body(first)), hash(&body(second)));
         let key = |value: &str| format!(r#"{{"a \"updated_at":"{value}"}}"#);
-        assert_ne!(hash(&key("1")), hash(&key("2")));
+        assert_ne!(hash(&key(first)), hash(&key(second)));
     }
 
     #[test]
-    fn the_time_is_that_of_the_resource_or_else_of_the_header() {
+    fn the_time_is_that_of_the_resource_and_never_that_of_the_header() {
         let time = |body: &str| classic(body).expect("a state").updated_ms;
         assert_eq!(time(PRODUCT), Some(1_000));
         let without = r#"{"id":1,"variants":[{"updated_at":"1970-01-01T00:00:03Z"}]}"#;
-        assert_eq!(time(without), Some(9_000));
-        assert_eq!(time(r#"{"title":1,"updated_at":null}"#), Some(9_000));
+        assert_eq!(time(without), None);
+        assert_eq!(time(r#"{"title":1,"updated_at":null}"#), None);
         assert_eq!(time(r#"{"title":1,"updated_at":"yesterday"}"#), None);
     }
 
     #[test]
     fn a_body_without_a_state_is_not_compared() {
         let thin = r#"{"id":1,"admin_graphql_api_id":"2","updated_at":"1970-01-01T00:00:01Z"}"#;
-        for body in [thin, "{}", "[1]", "<a/>", "", r#"{"title":1"#, r#"{"title":1}}"#] {
+        let signal =
+            r#"{"id":1,"shop_id":2,"created_at":"1970-01-01T00:00:01Z","updated_at":null}"#;
+        for body in [thin, signal, "{}", "[1]", "<a/>", "", r#"{"title":1"#, r#"{"title":1}}"#] {
             assert_eq!(classic(body), None, "{body}");
         }
+        // A level names its resource by such ids, and has more.
+        assert!(classic(r#"{"inventory_item_id":1,"location_id":2,"available":3}"#).is_some());
     }
 
     #[test]

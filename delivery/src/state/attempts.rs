@@ -5,9 +5,9 @@ use std::time::Duration;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use crate::classified::UpdateState;
 use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, ResourceKey};
+use crate::state::last_delivered::SentUpdate;
 use crate::state::proven::Proven;
 use crate::state::shop::{LONG, ShopKey};
 use crate::state::suspects::Suspects;
@@ -82,7 +82,9 @@ pub(crate) struct Sent {
     /// Number of older events that the webhook stands for.
     pub older: u32,
     /// State that is sent, if it is compared.
-    pub update: Option<UpdateState>,
+    pub update: Option<SentUpdate>,
+    /// True if it may show the state of any resource.
+    pub hides_states: bool,
 }
 
 /// Times of the first and the last of several cuts.

@@ -6,11 +6,11 @@ use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use crate::classified::{Content, UpdateState};
+use crate::classified::Content;
 use crate::settlement::{GivenUp, PendingSettlement};
 use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, NodeKey, ResourceKey};
-use crate::state::last_delivered::LastDelivered;
+use crate::state::last_delivered::{LastDelivered, SentUpdate};
 use crate::state::seen::DedupWindow;
 use crate::state::shop::ShopKey;
 
@@ -21,7 +21,7 @@ pub(crate) struct Finished<C: Content> {
     pub fingerprint: Option<Fingerprint>,
     pub attempts: u32,
     /// State that was delivered, if it is compared.
-    pub update: Option<UpdateState>,
+    pub update: Option<SentUpdate>,
 }
 
 /// Result of a head.
@@ -101,7 +101,7 @@ pub(crate) struct Settling {
     pub heads: Vec<ResourceKey>,
     pub seen: Vec<Fingerprint>,
     /// Delivered states, with the hash of their resource.
-    pub delivered: Vec<(u64, UpdateState)>,
+    pub delivered: Vec<(u64, SentUpdate)>,
     pub leads: Vec<(ResourceKey, u64, Position)>,
     pub barriers: Vec<(ShopKey, Position)>,
     pub dead_bytes: u64,

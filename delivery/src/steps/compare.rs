@@ -5,8 +5,9 @@ use spillway_webhook::fingerprint::Fingerprint;
 
 use crate::classified::{Content, UpdateState};
 use crate::state::Core;
-use crate::state::index::{NodeKey, ResourceKey};
-use crate::state::last_delivered::Novelty;
+use crate::state::attempts::Attempt;
+use crate::state::index::{Node, NodeKey, ResourceKey};
+use crate::state::last_delivered::{Novelty, SentUpdate};
 use crate::state::ledger::{Finished, HeadEnd};
 use crate::steps::finish;
 
@@ -52,20 +53,38 @@ pub(crate) fn ends_as_known<C: Content>(
 pub(crate) fn begin_attempt<C: Content>(
     core: &mut Core<C>,
     resource: ResourceKey,
+    node: NodeKey,
     update: Option<UpdateState>,
     is_replay: bool,
-) -> Option<UpdateState> {
+) -> Option<SentUpdate> {
+    if !core.ledger.last_delivered.is_on() {
+        return None;
+    }
+    let Node { position, hides_states, .. } = *core.queue.index.node(node);
     let hash = core.queue.index.resource(resource)?.hash;
-    core.ledger.last_delivered.on_attempt(hash, update);
+    if hides_states {
+        core.ledger.last_delivered.on_hiding(position.ms);
+    }
+    let sent = core.ledger.last_delivered.on_attempt(hash, update, position.ms);
     if is_replay {
         core.ledger.last_delivered.forget(hash);
         return None;
     }
-    update
+    sent
+}
+
+/// Notes that an attempt has ended, with whatever result.
+pub(crate) fn end_attempt<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
+    if attempt.sent.hides_states && core.ledger.last_delivered.is_on() {
+        core.ledger.last_delivered.on_hidden();
+    }
 }
 
 /// Forgets the state of a resource, of which a webhook is given up.
 pub(crate) fn forget<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
+    if !core.ledger.last_delivered.is_on() {
+        return;
+    }
     if let Some(hash) = core.queue.index.resource(resource).map(|one| one.hash) {
         core.ledger.last_delivered.forget(hash);
     }

@@ -70,10 +70,12 @@ fn begin<C: Content>(core: &mut Core<C>, turn: Turn) -> Option<Effect<C>> {
     if !is_replay && compare::ends_as_known(core, turn.resource, fingerprint, update) {
         return None;
     }
-    let update = compare::begin_attempt(core, turn.resource, update, is_replay);
+    let update = compare::begin_attempt(core, turn.resource, node, update, is_replay);
+    let hides_states = core.queue.index.node(node).hides_states;
     let run = core.queue.index.run(turn.resource);
     let older = u32::try_from(run.len() - 1).unwrap_or(u32::MAX);
-    send(core, turn, node, (content, record_index), Sent { fingerprint, older, update })
+    let sent = Sent { fingerprint, older, update, hides_states };
+    send(core, turn, node, (content, record_index), sent)
 }
 
 fn send<C: Content>(

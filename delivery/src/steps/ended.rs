@@ -12,7 +12,7 @@ use crate::state::backoff::jittered;
 use crate::state::lane::{FAILURES_KNOWN, Failures, Suspect};
 use crate::state::ledger::{Finished, HeadEnd};
 use crate::steps::give_up::AttemptFailure;
-use crate::steps::{finish, give_up, retries, spent, time};
+use crate::steps::{compare, finish, give_up, retries, spent, time};
 
 /// Longest wait between two attempts of a suspect lane. A lane that has recovered is found within a
 /// minute.
@@ -38,6 +38,7 @@ fn is_trouble(signal: Signal) -> bool {
 
 pub(crate) fn attempt_ended<C: Content>(core: &mut Core<C>, end: AttemptEnd<C::Evidence>) {
     let Some(attempt) = core.attempts.end(end.id) else { return };
+    compare::end_attempt(core, &attempt);
     let is_delivered = end.verdict == Verdict::Delivered;
     freed(core, &attempt, end.took, is_delivered && !attempt.is_suspect);
     report_to_limiter(core, &attempt, &end);
@@ -68,6 +69,7 @@ pub(crate) fn attempt_ended<C: Content>(core: &mut Core<C>, end: AttemptEnd<C::E
 /// Otherwise a webhook that hangs would be tried forever while others wait.
 pub(crate) fn was_cut_off<C: Content>(core: &mut Core<C>, id: AttemptId) {
     let Some(attempt) = core.attempts.end(id) else { return };
+    compare::end_attempt(core, &attempt);
     let took = core.session.now.at.saturating_sub(attempt.began);
     freed(core, &attempt, took, false);
     core.backend.probes.was_cut(took);

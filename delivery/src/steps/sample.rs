@@ -88,6 +88,7 @@ pub(crate) fn classified(resource: u64, lane: u64) -> Classified {
         is_barrier: false,
         coalesces: 1,
         is_compared: false,
+        hides_states: false,
         fingerprint: None,
         expires_at_ms: None,
         is_excluded: false,

@@ -44,6 +44,12 @@ impl Shown {
     pub(crate) fn arrived(&mut self, webhook: &Webhook, is_replay: bool) {
         let Webhook { state, updated_ms, subscription, .. } = *webhook;
         let resource = webhook.resource();
+        if webhook.is_barrier() {
+            // It may change the state of any resource of its shop. What was dropped before it is settled
+            // before it begins; that of other shops may be settled later.
+            self.last.retain(|resource, _| resource.0 != webhook.shop);
+            self.last_of.retain(|(resource, _), _| resource.0 != webhook.shop);
+        }
         self.last.insert(resource, state);
         self.last_of.insert((resource, subscription), state);
         let newest = self.newest.entry(resource).or_insert((updated_ms, state));

@@ -111,6 +111,7 @@ impl Webhook {
             is_barrier: self.is_barrier(),
             coalesces: u32::from(self.coalesces(scheme)),
             is_compared: self.is_compared(scheme),
+            hides_states: self.is_barrier(),
             fingerprint: keeps_fingerprints.then_some(self.fingerprint),
             expires_at_ms: self.resource.is_multiple_of(2).then_some(0),
             is_excluded: exclusion.excludes(self),

@@ -105,6 +105,13 @@ async fn kind_and_filter_are_published_outlive_the_leader_and_keep_the_other_pro
     let other = new(ConsumerKind::Downstreamer, &filter).take(&mut connection, "").await;
     assert!(matches!(other, Err(QueueError::Refused(_))), "{other:?}");
     assert!(only_consumer(&server).await.leader.is_none());
+    // A standby is refused in the same way while the consumer has a leader.
+    let leader = new(ConsumerKind::KafkaProducer, &filter);
+    leader.take(&mut connection, "").await.unwrap();
+    let other = new(ConsumerKind::Downstreamer, &filter).check(&mut connection).await;
+    assert!(matches!(other, Err(QueueError::Refused(_))), "{other:?}");
+    new(ConsumerKind::KafkaProducer, &filter).check(&mut connection).await.unwrap();
+    leader.release(&mut connection).await.unwrap();
     // Another filter replaces the first one.
     let all = ConsumerFilter::default();
     new(ConsumerKind::KafkaProducer, &all).take(&mut connection, "").await.unwrap();

@@ -6,8 +6,8 @@ use spillway_archive::{ListedObject, ObjectTail};
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::shopify::is_topic_match;
 
-use super::OpenArchive;
 use super::range::RangeArguments;
+use super::{OpenArchive, UnreadObjects};
 use crate::failure::Failure;
 use crate::filter;
 use crate::format::OutputArgs;
@@ -50,11 +50,12 @@ pub(super) async fn run(archive: &OpenArchive, arguments: ListArguments) -> Resu
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let mut rows = Vec::new();
     let mut found = 0usize;
+    let mut unread = UnreadObjects::default();
     let mut progress = Progress::new();
     for day in range.days(&archive.store).await? {
         for object in range.objects(&archive.store, &day).await? {
             progress.tell(|| format!("reading {}", day.day));
-            if !filter.matches(archive, &object).await? {
+            if !filter.matches(archive, &object, &mut unread).await? {
                 continue;
             }
             found += 1;
@@ -64,6 +65,9 @@ pub(super) async fn run(archive: &OpenArchive, arguments: ListArguments) -> Resu
                 rows.push(cells(&object));
             }
         }
+    }
+    if found == 0 {
+        unread.ensure_none("no object matches")?;
     }
     if output.is_json() {
         return Ok(());
@@ -83,11 +87,17 @@ pub(super) async fn run(archive: &OpenArchive, arguments: ListArguments) -> Resu
 }
 
 impl LabelFilter {
-    async fn matches(&self, archive: &OpenArchive, object: &ListedObject) -> Result<bool, Failure> {
+    async fn matches(
+        &self,
+        archive: &OpenArchive,
+        object: &ListedObject,
+        unread: &mut UnreadObjects,
+    ) -> Result<bool, Failure> {
         if self.shop.is_none() && self.topic.is_none() {
             return Ok(true);
         }
-        Ok(self.may_match(&archive.store.tail(object, &archive.keys).await?))
+        let tail = unread.skip(archive.store.tail(object, &archive.keys).await)?;
+        Ok(tail.is_some_and(|tail| self.may_match(&tail)))
     }
 
     fn may_match(&self, tail: &ObjectTail) -> bool {
@@ -101,7 +111,7 @@ impl LabelFilter {
 }
 
 fn json_of(object: &ListedObject) -> serde_json::Value {
-    let ListedObject { name, bytes } = object;
+    let ListedObject { name, bytes, .. } = object;
     json!({
         "object": name.to_string(),
         "cell": format!("{:08x}", name.cell),
@@ -115,7 +125,7 @@ fn json_of(object: &ListedObject) -> serde_json::Value {
 }
 
 fn cells(object: &ListedObject) -> [String; HEADER.len()] {
-    let ListedObject { name, bytes } = object;
+    let ListedObject { name, bytes, .. } = object;
     [
         name.to_string(),
         rfc3339(name.first.ms),

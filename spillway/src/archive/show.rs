@@ -9,14 +9,14 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 use spillway_archive::bloom::webhook_id_hash;
 use spillway_archive::index::LabelCounts;
-use spillway_archive::{ListedObject, ObjectName, ObjectTail};
+use spillway_archive::{ListedObject, ObjectName, ObjectTail, StoreError};
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::Pack;
 use spillway_webhook::shopify::Headers;
 
-use super::OpenArchive;
 use super::range::{ObjectRange, RangeArguments};
+use super::{OpenArchive, UnreadObjects};
 use crate::failure::Failure;
 use crate::format::OutputArgs;
 use crate::out::{Progress, line, printable, size, table};
@@ -65,7 +65,10 @@ pub(super) async fn run(archive: &OpenArchive, arguments: ShowArguments) -> Resu
     let object = listed.into_iter().find(|object| object.name == name);
     let absent = || Failure::Failed(format!("the archive has no object {name}"));
     let object = object.ok_or_else(absent)?;
-    let tail = archive.store.tail(&object, &archive.keys).await?;
+    let tail = match archive.store.tail(&object, &archive.keys).await {
+        Err(StoreError::Missing(_)) => return Err(absent()),
+        found => found?,
+    };
     if output.is_json() {
         return Ok(line(json_of(&object, &tail))?);
     }
@@ -135,21 +138,26 @@ async fn show_webhook(
     let spillway_id = id.parse::<WebhookId>().ok();
     // A Spillway-Id names the entry, and with it the object.
     let range = spillway_id.map_or(*range, |id| ObjectRange::at(id.cell, id.entry.ms));
+    let mut unread = UnreadObjects::default();
     let mut progress = Progress::new();
     for day in range.days(&archive.store).await? {
         for object in range.objects(&archive.store, &day).await? {
             progress.tell(|| format!("reading {}", day.day));
-            let tail = archive.store.tail(&object, &archive.keys).await?;
+            let tail = unread.skip(archive.store.tail(&object, &archive.keys).await)?;
+            let Some(tail) = tail else { continue };
             let may_hold = tail.index.webhook_ids.may_hold(webhook_id_hash(id.as_bytes()));
             if spillway_id.is_none() && !may_hold {
                 continue;
             }
-            let Some((pack, found)) = find(archive, &object, &tail, id).await? else { continue };
+            let found = find(archive, &object, &tail, id, &mut unread).await?;
+            let Some((pack, found)) = found else { continue };
             let met = Met { id: found, view: pack.view(found.index), aside: None };
             return print_webhook(&met, &object.name, body_only, output);
         }
     }
-    Err(Failure::Failed(format!("the archive holds no webhook {id} in this range")))
+    let absent = format!("the archive holds no webhook {id} in this range");
+    unread.ensure_none(&absent)?;
+    Err(Failure::Failed(absent))
 }
 
 /// Returns the first webhook of an object with this Shopify webhook id or Spillway-Id, and its pack.
@@ -158,16 +166,22 @@ async fn find(
     object: &ListedObject,
     tail: &ObjectTail,
     id: &str,
+    unread: &mut UnreadObjects,
 ) -> Result<Option<(Pack, WebhookId)>, Failure> {
     let spillway_id = id.parse::<WebhookId>().ok();
     for (number, row) in tail.index.packs.iter().enumerate() {
         if row.is_corrupt || spillway_id.is_some_and(|id| id.entry != row.entry) {
             continue;
         }
-        let bytes = archive.store.pack(&object.name, tail, number).await?;
-        let corrupt =
-            |error| Failure::Failed(format!("pack {} of {}: {error}", row.entry, object.name));
-        let pack = Pack::decode(&bytes).map_err(corrupt)?;
+        let bytes = unread.skip(archive.store.pack(&object.name, tail, number).await)?;
+        let Some(bytes) = bytes else { continue };
+        let pack = match Pack::decode(&bytes) {
+            Ok(pack) => pack,
+            Err(error) => {
+                unread.tell(&format!("pack {} of {}: {error}", row.entry, object.name));
+                continue;
+            }
+        };
         let is_meant = |index: &u32| match spillway_id {
             Some(id) => id.index == *index,
             None => pack.view(*index).shopify("webhook-id") == Some(id.as_bytes()),

@@ -22,8 +22,8 @@ pub(super) struct EndpointArguments {
     #[arg(long, value_name = "ADDRESS")]
     downstreamer: Option<String>,
 
-    /// Admin address of the Kafka producer; default 127.0.0.1:9813, checked if its consumer is
-    /// registered
+    /// Admin address of the Kafka producer; default 127.0.0.1:9813, checked if a consumer named
+    /// kafka is registered
     #[arg(long, value_name = "ADDRESS")]
     kafka_producer: Option<String>,
 }

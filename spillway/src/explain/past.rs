@@ -157,12 +157,14 @@ impl FoundRecord {
             (RecordedOutcome::Coalesced, None) => ("coalesced", "was coalesced".to_owned()),
             (RecordedOutcome::Suppressed, _) => (
                 "suppressed",
-                "was dropped: it showed the state that was delivered last (SUPPRESS_TOPICS)"
+                "was dropped: it showed the state that was delivered last, except for its time \
+                 (SUPPRESS_TOPICS)"
                     .to_owned(),
             ),
             (RecordedOutcome::Stale, _) => (
                 "stale",
-                "was dropped: it was older than an update that came before it (STALE_UPDATES)"
+                "was dropped: it was older than an update that was delivered or dropped before it \
+                 (SUPPRESS_TOPICS, STALE_UPDATES)"
                     .to_owned(),
             ),
             (RecordedOutcome::Dead, _) => {

@@ -151,6 +151,17 @@ async fn pauses_are_shown_and_ended_one_by_one() {
     assert_eq!((code, told.as_str()), (1, "spillway: nothing is paused for http\n"));
     assert_eq!(cell.refused(&["pause", "--all", "--consumer", "nobody"]).0, 1);
     assert_eq!(cell.refused(&["pause", "--consumer", "kafka", "--shop", "x"]).0, 64);
+    cell.told(&["consumers", "add", "billing"]);
+    let (code, told) = cell.refused(&["pause", "--consumer", "billing", "--topic", "orders/*"]);
+    assert!(code == 64 && told.contains("what kind it is"), "{told}");
+    // Whatever of these is meant, it is named.
+    for verb in [&["pause", "--all"][..], &["resume"], &["queue", "drop", "--all"]] {
+        let (code, told) = cell.refused(verb);
+        assert!(code == 64 && told.contains("--consumer: billing, http"), "{verb:?}: {told}");
+    }
+    cell.told(&["pause", "--consumer", "billing", "--all"]);
+    cell.told(&["queue", "list"]);
+    cell.told(&["consumers", "forget", "billing", "--yes"]);
     let (code, told) = cell.refused(&["pause"]);
     assert!(code == 64 && told.contains("or --all to pause everything for http"), "{told}");
     assert!(!cell.told(&["status"]).contains("paused since"));

@@ -38,6 +38,8 @@ pub(crate) struct Node {
     pub is_replay: bool,
     /// True if it shows a state that is compared with the last one delivered of its resource.
     pub is_compared: bool,
+    /// True if it may show the state of any resource.
+    pub hides_states: bool,
 }
 
 impl Node {
@@ -60,6 +62,7 @@ impl Node {
             coalesces: if is_replay { 0 } else { classified.coalesces },
             is_replay,
             is_compared: classified.is_compared,
+            hides_states: classified.hides_states,
         }
     }
 }

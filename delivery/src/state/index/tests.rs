@@ -42,6 +42,7 @@ impl One {
             is_barrier: false,
             coalesces: 0,
             is_compared: false,
+            hides_states: false,
             fingerprint,
             expires_at_ms: None,
             is_excluded: false,
