@@ -1,7 +1,6 @@
 //! Requests to the archive: each is repeated until it succeeds. The queue holds everything meanwhile.
 
-use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use spillway_archive::{ObjectName, StoreError};
@@ -27,24 +26,22 @@ pub(crate) struct ArchiveAccess {
     pub instance: ArchiverInstance,
     /// Lease of the leader.
     pub leader: LeaderHandle,
-    /// Objects whose sync failed once. A later one may succeed although bytes were lost.
-    distrusted: Mutex<HashSet<ObjectName>>,
 }
 
 impl ArchiveAccess {
     /// Access of this leader.
     pub(crate) fn new(instance: ArchiverInstance, leader: LeaderHandle) -> Self {
-        Self { instance, leader, distrusted: Mutex::default() }
+        Self { instance, leader }
     }
 
     /// Notes that an object may not be durable: it must be written again.
     pub(crate) fn distrust(&self, name: ObjectName) {
-        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+        self.instance.distrusted.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
     }
 
     /// True if an object must be written again, even if it is there.
     pub(crate) fn is_distrusted(&self, name: &ObjectName) -> bool {
-        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
+        self.instance.distrusted.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
     }
 
     /// Waits until the lease is confirmed. A leader that slept must not write or delete what another one has

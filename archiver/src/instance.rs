@@ -1,7 +1,9 @@
 //! State that a process keeps while leaders change.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 
+use spillway_archive::ObjectName;
 use spillway_process::Readiness;
 
 use crate::metrics::ArchiverMetrics;
@@ -16,4 +18,6 @@ pub(crate) struct ArchiverInstance {
     pub metrics: Arc<ArchiverMetrics>,
     /// Readiness that `/readyz` shows.
     pub readiness: Readiness,
+    /// Objects whose sync failed once. A later one may succeed although bytes were lost.
+    pub distrusted: Arc<Mutex<HashSet<ObjectName>>>,
 }

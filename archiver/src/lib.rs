@@ -76,7 +76,7 @@ pub async fn run(settings: ArchiverSettings, shutdown: CancellationToken) -> any
     supervisor::ready();
     let leading = background.watch("the election");
     readiness.stops_with(&shutdown);
-    let instance = ArchiverInstance { settings, metrics, readiness };
+    let instance = ArchiverInstance { settings, metrics, readiness, distrusted: Arc::default() };
     let leading = leading.attend(leadership::run(&instance, &shutdown));
     let ended = background.supervise(&shutdown, leading).await;
     after_all.cancel();

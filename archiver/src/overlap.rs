@@ -94,14 +94,18 @@ pub(crate) async fn read(
 /// Reads and checks an object once, and makes sure that it is durable.
 ///
 /// # Errors
-/// [`StoreError`]
+/// [`StoreError`]; after a failed sync, the object is not trusted any more.
 pub(crate) async fn durable(
+    access: &ArchiveAccess,
     store: &ArchiveStore,
     name: &ObjectName,
     keys: &KeyRing,
 ) -> Result<ArchiveObject, StoreError> {
     let object = store.object(name, keys).await?;
-    store.sync(name).await?;
+    if let Err(error) = store.sync(name).await {
+        access.distrust(*name);
+        return Err(error);
+    }
     Ok(object)
 }
 

@@ -30,8 +30,8 @@ pub(crate) struct ConsumerArgs {
     pub cell: CellArgs,
 
     /// Name of the consumer; each has its own view of the queue and its own dead letters; default: the
-    /// only one beside an archive, or http; for a command that changes something: http, unless there
-    /// are others than http and kafka
+    /// only one beside an archive, or http; for a command that changes something: http, if it is there
+    /// and no others than http, kafka and archive
     #[arg(short, long, global = true)]
     consumer: Option<String>,
 }

@@ -136,9 +136,18 @@ fn expected(command: &str) -> &'static [&'static str] {
         _ if command.contains(" send ") => &["20 sent, 20 answered 200"],
         _ if command.contains(" status ") => &["CONSUMER", "http"],
         _ if command.contains(" doctor ") => &["0 problems, 0 warnings"],
-        _ if command.contains("attack.sh spike") => &["accepted            200   100.00 %"],
+        _ if command.contains("attack.sh spike") => &["   100.00 %\nrefused               0"],
         other => panic!("README.md gives a command that this story does not know: {other}"),
     }
+}
+
+/// Webhooks of an attack that were accepted. Vegeta stops after a second, so on a busy machine the last few of
+/// 200 are never sent.
+fn accepted(output: &str) -> usize {
+    let count = output.lines().find_map(|line| line.strip_prefix("accepted"));
+    let count = count.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+    assert!((190..=200).contains(&count), "{count} of 200 were accepted:\n{output}");
+    count
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -155,6 +164,8 @@ async fn the_commands_of_the_readme_work_as_they_stand_there() {
     })
     .await;
     let events = "EVENTS=1 ./attack.sh spike";
+    // The sample, and those of `spillway send`.
+    let mut sent = 21;
     for command in commands.iter().map(String::as_str).chain([events]) {
         let output = clone.shell(command).await;
         let text = String::from_utf8_lossy(&output.stdout);
@@ -163,9 +174,12 @@ async fn the_commands_of_the_readme_work_as_they_stand_there() {
         for expected in expected(command) {
             assert!(text.contains(expected), "no {expected:?} after {command}:\n{text}{errors}");
         }
+        if command.contains("attack.sh") {
+            sent += accepted(&text);
+        }
     }
     until("all of it is delivered", STARTS_WITHIN, async || {
-        make.output().lines().filter(|line| line.starts_with("delivered  POST")).count() == 421
+        make.output().lines().filter(|line| line.starts_with("delivered  POST")).count() == sent
     })
     .await;
     kill_process(clone.cell(), Signal::INT).expect("interrupt the cell");
