@@ -68,7 +68,7 @@ async fn delete_redundant(
     let keys = access.instance.settings.keys.ring();
     for object in group {
         match overlap::durable(access, store, &object.name, &keys).await {
-            // Its sync failed before, so it may keep nothing.
+            // Its sync failed before, and a later one proves nothing: no object is deleted because of it.
             Ok(_) if access.is_distrusted(&object.name) => {}
             Ok(found) => {
                 intact.push(*object);
