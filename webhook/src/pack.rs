@@ -243,6 +243,21 @@ impl Packer {
         }
         self.pack(&Records { raw, ends })
     }
+
+    /// Makes a pack in which the webhooks for whose index `is_meant` returns true are erased: each keeps its place and
+    /// its time of receipt, without target, headers and body. The others are unchanged.
+    pub fn erase(&mut self, pack: &Pack, mut is_meant: impl FnMut(u32) -> bool) -> &[u8] {
+        let mut records = Records::default();
+        for index in 0..pack.count() {
+            if is_meant(index) {
+                records.begin_record(pack.view(index).received_at_ms, &[]);
+            } else {
+                records.raw.extend_from_slice(pack.record_bytes(index));
+            }
+            records.ends.push(records.raw.len());
+        }
+        self.pack(&records)
+    }
 }
 
 thread_local! {

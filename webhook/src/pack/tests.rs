@@ -120,3 +120,19 @@ fn records_are_left_out_without_a_change_to_the_others() {
     records.retain(|_| false);
     assert_eq!((records.count(), records.bytes()), (0, 0));
 }
+
+#[test]
+fn an_erased_webhook_keeps_its_place_and_the_others_are_unchanged() {
+    let sent: Vec<_> = (0..3)
+        .map(|number| webhook("/a", &[("x-a".to_owned(), b"1".to_vec())], vec![b'0' + number; 100]))
+        .collect();
+    let pack = Pack::decode(&pack_of(&sent)).unwrap();
+    let erased = Packer::new().erase(&pack, |index| index == 1).to_vec();
+    let erased = Pack::decode(&erased).unwrap();
+    let is_erased: Vec<_> = (0..3).map(|index| erased.view(index).is_erased()).collect();
+    assert_eq!(is_erased, [false, true, false]);
+    assert_eq!(erased.view(1).received_at_ms, 7);
+    for index in [0, 2] {
+        assert_eq!(erased.record_bytes(index), pack.record_bytes(index));
+    }
+}

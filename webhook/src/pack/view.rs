@@ -51,6 +51,11 @@ impl<'a> View<'a> {
     pub fn header_count(&self) -> usize {
         usize::from(self.header_count)
     }
+
+    /// True if the webhook was erased from an archive: only its place in the pack is left.
+    pub fn is_erased(&self) -> bool {
+        self.target.is_empty() && self.header_count == 0 && self.body.is_empty()
+    }
 }
 
 impl<'a> Iterator for HeaderViews<'a> {
