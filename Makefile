@@ -111,7 +111,7 @@ bench: ## measure the receiver beside a bare server; bench/README.md says what a
 	bench/run.py
 
 characterize: ## every load scenario against its threshold, with plots and a report (SCENARIOS='half flood')
-	cargo build --release --locked -p request-receiver -p downstreamer -p spillway -p bench --bins --example late_secrets
+	cargo build --release --locked -p request-receiver -p downstreamer -p archiver -p spillway -p bench --bins --example late_secrets
 	bench/characterize.py $(SCENARIOS)
 
 characterize-kafka: ## a million webhooks drained into a Kafka broker, beside a plain producer

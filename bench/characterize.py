@@ -23,11 +23,12 @@ from harness.campaign import Campaign, fail
 from harness.servers import RELEASE, ROOT, Failed, alone
 
 SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections", "tls",
-             "traces", "secrets", "receivers", "forged", "endtoend", "fairness", "effect", "drain", "verbs", "coalesce", "soak"]
+             "traces", "secrets", "receivers", "forged", "endtoend", "fairness", "effect", "drain", "verbs",
+             "coalesce", "archive", "soak"]
 # Run only if named: they need a Kafka broker, and binaries built with librdkafka.
 KAFKA_SCENARIOS = ["kafka"]
 BINARIES = ["generate", "fill", "pace", "fdatasync", "baseline", "backend", "request-receiver",
-            "downstreamer", "spillway"]
+            "downstreamer", "archiver", "spillway"]
 KAFKA_BINARIES = ["fill", "fdatasync", "produce", "request-receiver", "kafka_producer"]
 
 

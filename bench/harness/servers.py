@@ -255,6 +255,22 @@ def kafka_producer(server, address, directory, **settings):
 
 
 @contextmanager
+def archiver(server, archive, directory, **settings):
+    """Runs an archiver between a Redis and a directory and yields its process."""
+    environment = {
+        "ADMIN_LISTEN": f"127.0.0.1:{machine.free_port()}",
+        "REDIS_URL": f"unix://{server.unix_socket}",
+        "ARCHIVE_URL": f"file://{archive}",
+        # The rest, too, becomes an object at once.
+        "ARCHIVE_MAX_DELAY": "2s",
+        "RUST_LOG": "warn",
+        **settings,
+    }
+    with process("archiver", [str(RELEASE / "archiver")], environment, directory) as child:
+        yield child
+
+
+@contextmanager
 def backend(directory, delay="0ms", workers=1000, *more):
     """Runs a simulated backend and yields its port. `more` are further arguments."""
     port = machine.free_port()
