@@ -61,10 +61,11 @@ pub(crate) fn begin_attempt<C: Content>(
         return None;
     }
     let Node { position, hides_states, .. } = *core.queue.index.node(node);
-    let hash = core.queue.index.resource(resource)?.hash;
+    // First: the end of the attempt is counted in any case.
     if hides_states {
         core.ledger.last_delivered.on_hiding(position.ms);
     }
+    let hash = core.queue.index.resource(resource)?.hash;
     let sent = core.ledger.last_delivered.on_attempt(hash, update, position.ms);
     if is_replay {
         core.ledger.last_delivered.forget(hash);
