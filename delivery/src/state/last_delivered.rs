@@ -16,7 +16,8 @@
 //! the beginning of an attempt up to its settlement. A backend that compares times keeps the newest
 //! state that was sent, and any other the last one: the state is known only if both are the same.
 //! Without a known state, an update is sent. An attempt that is not compared has no time that is known
-//! here; the time at which it was accepted is a bound on it.
+//! here; the time at which it was accepted is a bound on it, also if it is the first one of its resource.
+//! Nothing is dropped because it is older than a bound: what was sent may be older still.
 //!
 //! A webhook that names no resource may be one of any. While it is under way, nothing becomes known,
 //! and what began before its end does not, either: the epoch counts these ends and beginnings.
@@ -31,8 +32,8 @@ use crate::classified::UpdateState;
 use crate::config::Suppression;
 use crate::state::folded::ByHash;
 
-/// Bytes of a state in a table of the least favourable size: 65 bytes for each of 16/7 places.
-const STATE_BYTES: usize = 149;
+/// Bytes of a state in a table of the least favourable size: 73 bytes for each of 16/7 places.
+const STATE_BYTES: usize = 167;
 /// Generations of states.
 const GENERATIONS: usize = 2;
 /// Subscriptions of one state. If there are more, the first is forgotten.
@@ -73,6 +74,8 @@ struct DeliveredState {
     epoch: u64,
     /// Bound on the newest time that was sent, in milliseconds since the Unix epoch; 0 if there was none.
     sent_ms: u64,
+    /// Newest time of an update that was delivered, in milliseconds since the Unix epoch; 0 if there was none.
+    delivered_ms: u64,
     /// Newest time of an update that was dropped because it showed the same; 0 if there was none.
     dropped_ms: u64,
     /// Subscriptions that delivered the state, the last one first. None if it is not known which
@@ -130,21 +133,28 @@ impl LastDelivered {
         // The backend was not sent the time of an update that was dropped. It would take an older
         // state for the newest.
         let is_older = update.body.updated_ms.is_some_and(|ms| {
-            ms < state.dropped_ms || (is_known && drops_stale && ms < state.sent_ms)
+            ms < state.dropped_ms || (is_known && drops_stale && ms < state.delivered_ms)
         });
         if is_older { Novelty::Older } else { Novelty::New }
     }
 
-    /// Notes that an attempt begins of a webhook that was accepted at `accepted_ms`. `update` is the state
-    /// that it sends, if it is compared. Returns what to note once it is settled as delivered.
+    /// Notes that an attempt begins of a webhook that may show a state of its resource and was accepted at
+    /// `accepted_ms`. `update` is the state that it sends, if it is compared. Returns what to note once it is
+    /// settled as delivered.
     pub(crate) fn on_attempt(
         &mut self,
         resource: u64,
         update: Option<UpdateState>,
         accepted_ms: u64,
     ) -> Option<SentUpdate> {
-        let Some(update) = update.filter(|_| self.is_on()) else {
-            self.bound(resource, accepted_ms);
+        if !self.is_on() {
+            return None;
+        }
+        let Some(update) = update else {
+            // It stays if the resource is new, so that a late update is not taken for its newest state.
+            let state = self.entry(resource);
+            state.subscriptions = NOBODY;
+            state.sent_ms = state.sent_ms.max(accepted_ms);
             return None;
         };
         let hash = update.body.hash.to_ne_bytes();
@@ -167,8 +177,10 @@ impl LastDelivered {
         let is_hidden = epoch != self.epoch || self.hiding > 0;
         let state = self.entry(resource);
         if is_hidden {
+            let updated_ms = update.body.updated_ms.unwrap_or_default();
             state.subscriptions = NOBODY;
-            state.sent_ms = update.body.updated_ms.unwrap_or_default().max(state.sent_ms);
+            state.sent_ms = updated_ms.max(state.sent_ms);
+            state.delivered_ms = updated_ms.max(state.delivered_ms);
         } else {
             *state = state.after(update);
         }
@@ -197,14 +209,6 @@ impl LastDelivered {
     pub(crate) fn forget(&mut self, resource: u64) {
         if let Some(state) = self.get_mut(resource) {
             state.subscriptions = NOBODY;
-        }
-    }
-
-    /// Forgets which state the backend has of a resource: it was sent one of a time up to `accepted_ms`.
-    fn bound(&mut self, resource: u64, accepted_ms: u64) {
-        if let Some(state) = self.get_mut(resource) {
-            state.subscriptions = NOBODY;
-            state.sent_ms = state.sent_ms.max(accepted_ms);
         }
     }
 
@@ -243,6 +247,7 @@ impl DeliveredState {
     fn after(mut self, update: UpdateState) -> Self {
         let BodyState { hash, updated_ms } = update.body;
         let hash = hash.to_ne_bytes();
+        self.delivered_ms = self.delivered_ms.max(updated_ms.unwrap_or_default());
         let is_same = self.hash == hash && self.subscriptions != NOBODY;
         if !is_same {
             self.subscriptions = NOBODY;
@@ -264,7 +269,14 @@ impl DeliveredState {
 
 impl Default for DeliveredState {
     fn default() -> Self {
-        Self { hash: [0; 16], epoch: 0, sent_ms: 0, dropped_ms: 0, subscriptions: NOBODY }
+        Self {
+            hash: [0; 16],
+            epoch: 0,
+            sent_ms: 0,
+            delivered_ms: 0,
+            dropped_ms: 0,
+            subscriptions: NOBODY,
+        }
     }
 }
 

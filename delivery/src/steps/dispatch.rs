@@ -2,7 +2,7 @@
 
 use spillway_webhook::fingerprint::Fingerprint;
 
-use crate::classified::{Content, UpdateState};
+use crate::classified::{Content, StateRole, UpdateState};
 use crate::event::{Dispatch, Effect};
 use crate::state::Core;
 use crate::state::attempts::{Attempt, Sent};
@@ -100,7 +100,7 @@ fn send<C: Content>(
     row.flow.is_in_line = false;
     let is_suspect = row.flow.suspect.is_some();
     // Nothing may fail from here on: what an attempt begins to hide, its end shows again.
-    let hides_states = core.queue.index.node(node).hides_states;
+    let hides_states = core.queue.index.node(node).role == StateRole::HidesAll;
     let update = compare::begin_attempt(core, resource, node, update, is_replay);
     let id = core.attempts.begin(Attempt {
         resource,

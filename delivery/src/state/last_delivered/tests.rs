@@ -151,6 +151,35 @@ fn what_was_sent_without_a_time_is_as_new_as_its_acceptance() {
 }
 
 #[test]
+fn the_first_webhook_of_a_resource_may_show_its_newest_state() {
+    let mut table = table(false);
+    // A topic that is not compared, such as products/create.
+    table.on_attempt(ONE, None, ACCEPTED_MS);
+    deliver(&mut table, update(1, ACCEPTED_MS - 1));
+    assert_eq!(table.compare(ONE, &update(1, 90)), Novelty::New, "it may have been ignored");
+    deliver(&mut table, update(1, ACCEPTED_MS));
+    assert_eq!(table.compare(ONE, &update(1, 90)), Novelty::Same);
+}
+
+#[test]
+fn a_bound_is_no_time_of_a_delivered_update() {
+    let mut table = table(true);
+    let undated = UpdateState { body: BodyState { hash: 2, updated_ms: None }, ..update(2, 0) };
+    table.on_attempt(ONE, None, ACCEPTED_MS);
+    deliver(&mut table, undated);
+    assert_eq!(table.compare(ONE, &undated), Novelty::Same);
+    let late = update(1, ACCEPTED_MS - 1);
+    assert_eq!(table.compare(ONE, &late), Novelty::New, "what was sent may be older");
+    // What failed may not have arrived.
+    table.on_attempt(ONE, Some(update(3, 80)), ACCEPTED_MS);
+    table.forget(ONE);
+    deliver(&mut table, undated);
+    assert_eq!(table.compare(ONE, &update(1, 60)), Novelty::New, "nothing newer was delivered");
+    deliver(&mut table, update(3, 80));
+    assert_eq!(table.compare(ONE, &update(1, 60)), Novelty::Older);
+}
+
+#[test]
 fn what_may_show_the_state_of_any_resource_leaves_none_known() {
     let mut table = table(false);
     let is_known = |table: &mut LastDelivered| table.compare(ONE, &update(1, 90)) == Novelty::Same;
