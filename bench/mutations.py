@@ -200,11 +200,18 @@ CORE = [
     ('suppression: a newer time that failed counts', 'state/last_delivered.rs',
      ' || sent_ms > state.sent_ms {', ' {'),
     ('suppression: another topic of a resource leaves its state known', 'state/last_delivered.rs',
-     '            self.bound(resource, accepted_ms);\n            return None;', '            return None;'),
+     '            state.subscriptions = NOBODY;\n            state.sent_ms = state.sent_ms.max(accepted_ms);', '            state.sent_ms = state.sent_ms.max(accepted_ms);'),
+    # the_first_webhook_of_a_resource_may_show_its_newest_state
+    ('suppression: a resource that begins with another topic has no bound', 'state/last_delivered.rs',
+     'let state = self.entry(resource);\n            state.subscriptions = NOBODY;',
+     'let Some(state) = self.get_mut(resource) else { return None };\n            state.subscriptions = NOBODY;'),
+    # a_bound_is_no_time_of_a_delivered_update
+    ('suppression: a bound makes an update stale', 'state/last_delivered.rs',
+     'drops_stale && ms < state.delivered_ms', 'drops_stale && ms < state.sent_ms'),
     ('suppression: what is not compared has no time', 'state/last_delivered.rs',
      'state.sent_ms = state.sent_ms.max(accepted_ms);', ''),
     ('suppression: what names no resource leaves all states known', 'steps/compare.rs',
-     'if hides_states {', 'if hides_states && position.ms == 0 {'),
+     'if role == StateRole::HidesAll {', 'if role == StateRole::HidesAll && position.ms == 0 {'),
     ('suppression: what names no resource has no time', 'state/last_delivered.rs',
      'self.sent_ms = self.sent_ms.max(hidden_ms);', ''),
     ('suppression: a state becomes known while another may replace it', 'state/last_delivered.rs',
@@ -559,6 +566,61 @@ SERVICE = [
     ('an emptied file of headers counts', 'downstreamer/src/access.rs', 'if headers.is_empty() {', 'if headers.len() > 1_000 {'),
     ('headers of the backend are added to those of the sender', 'downstreamer/src/access.rs', '            headers.remove(name);\n', ''),
     ('a disk that hangs is waited for', 'queue/src/aof_disk.rs', 'if hangs { Duration::ZERO }', 'if hangs { ANSWER_WITHIN * 1_000 }'),
+    # what_no_consumer_matches_is_seen_by_the_first_of_them
+    ('routes: what another consumer delivers is unmatched', 'consumer/src/routes.rs',
+     '!filters.iter().any(|one| one.matches(&webhook))', '!filters.iter().all(|one| one.matches(&webhook))'),
+    # what_no_consumer_matches_is_seen_by_the_first_of_them
+    ('routes: each consumer counts what none matches', 'consumer/src/routes.rs', 'others.is_first && others.filters', 'others.filters'),
+    # an_archive_is_no_consumer_that_delivers
+    ('routes: an archive delivers', 'consumer/src/routes.rs', ' && one.delivers();', ';'),
+    # an_archive_is_no_consumer_that_delivers
+    ('routes: a consumer that never published a filter delivers nothing', 'consumer/src/routes.rs',
+     'others().map(|consumer| consumer.notes.filter.clone()).collect(),',
+     'Some(others().filter_map(|consumer| consumer.notes.filter.clone()).collect()),'),
+    # programs_never_share_a_default_name
+    ('routes: programs share their default names', 'consumer/src/consumer_settings.rs',
+     '.filter(|other| *other != kind)', '.filter(|other| *other != kind && false)'),
+    # a_filter_is_bounded
+    ('routes: a filter has no bound', 'consumer/src/consumer_settings.rs',
+     'if bytes > FILTER_BYTES_MAX {', 'if bytes > FILTER_BYTES_MAX * 1_000 {'),
+    # a_value_that_matches_nothing_is_a_mistake_that_names_its_key
+    ('routes: a value that matches nothing is taken', 'consumer/src/consumer_settings.rs',
+     'filter(|value| !(form.is_right)(value))', 'filter(|value| value.is_empty() && !(form.is_right)(value))'),
+    # each_property_has_its_lists_and_all_must_take_a_webhook
+    ('routes: one list that takes a webhook is enough', 'webhook/src/filter.rs',
+     '&& self.shops.takes(|domain|', '|| self.shops.takes(|domain|'),
+    # the_kind_of_each_leader_is_checked_once
+    ('routes: the kind of the first leader is that of all', 'consumer/src/leader_election.rs',
+     'token.is_empty() || token == self.token', 'token.is_empty() || !self.token.is_empty()'),
+    # only_an_object_that_lies_within_others_is_redundant
+    ('archive: the only copy of a pack is redundant', 'archive/src/chain.rs', '|count| *count > 1', '|count| *count > 0'),
+    # objects_that_overlap_are_one_group
+    ('archive: objects with one entry in common do not overlap', 'archive/src/chain.rs',
+     'covered >= Some(first)', 'covered > Some(first)'),
+    # a_name_is_read_back
+    ('archive: a name in the directory of another day is one', 'archive/src/name.rs',
+     'parse(text).filter(|name| name.to_string() == text)', 'parse(text)'),
+    # an_object_whose_key_is_not_here_is_not_damaged
+    ('archive: an object with the key of another is damaged', 'archive/src/error.rs',
+     'BadObject::NoKey(_) | BadObject::WrongKey(_) =>', 'BadObject::NoKey(_) =>'),
+    # an_object_that_was_found_is_made_durable_as_a_new_file
+    ('archive: a found object is synced and not written', 'archive/src/store.rs',
+     'self.writer.put_opts(&path, payload, PutMode::Overwrite.into()).await?;\n        directory::sync_parents',
+     'let _ = (path, payload);\n        directory::sync_parents'),
+    # an_object_that_is_too_large_is_refused_before_it_is_read
+    ('archive: an object of any size is read', 'archive/src/store.rs', 'if bytes > OBJECT_BYTES_MAX {', 'if bytes > OBJECT_BYTES_MAX * 1_000 {'),
+    # an_object_ends_before_an_entry_that_is_archived
+    ('archive: an object goes on after an entry that is archived', 'archiver/src/filling.rs',
+     'self.close();\n        self.take_over(row);', 'self.take_over(row);'),
+    # any_number_that_the_store_keeps_does_not_stop_the_others
+    ('archive: each look begins with the objects that cannot be deleted', 'archiver/src/expire.rs',
+     'self.tried.filter(|_| self.is_enough())', 'self.tried.filter(|_| self.is_enough() && self.deleted > 1_000)'),
+    # what_stays_for_a_deleted_object_is_made_durable_and_nothing_else
+    ('archive: an object is made durable and then deleted', 'archiver/src/redundant.rs',
+     '!redundant.contains(number) && packs', 'packs'),
+    # what_another_request_waits_for_is_shown_until_it_is_done
+    ('archive: one request that is done hides what others wait for', 'archiver/src/troubles.rs',
+     'None => self.0.remove(what),', 'None => {\n                self.0.clear();\n                None\n            }'),
 ]
 # Package, directory of the files, and arguments of cargo test, the quickest first. Without a package, a file
 # names its own.

@@ -1,5 +1,5 @@
-//! Work on files that the crate `object_store` does not do: syncing what another process wrote, removing what
-//! it left half-written, and finding out that a disk is not mounted any more.
+//! Work on files that the crate `object_store` does not do: syncing directories that another process made, removing
+//! what it left half-written, and finding out that a disk is not mounted any more.
 
 use std::fs::File;
 use std::io;
@@ -13,16 +13,16 @@ use crate::name::ObjectName;
 /// killed.
 const STAGED_FOR: Duration = Duration::from_secs(3600);
 
-/// Syncs a file of an archive, and every directory from it up to `root`. Its writer may have been killed before
-/// it did.
+/// Syncs every directory from that of an object up to `root`. The process that made them may have been killed
+/// before it did.
 ///
 /// # Errors
 /// [`StoreError`]
-pub(crate) async fn sync(root: PathBuf, name: ObjectName) -> Result<(), StoreError> {
+pub(crate) async fn sync_parents(root: PathBuf, name: ObjectName) -> Result<(), StoreError> {
     let path = root.join(name.to_string());
     let about = path.clone();
     let synced = blocking(move || {
-        let mut places = path.ancestors().take_while(|place| place.starts_with(&root));
+        let mut places = path.ancestors().skip(1).take_while(|place| place.starts_with(&root));
         places.try_for_each(|place| File::open(place)?.sync_all())
     });
     synced.await.map_err(|error| failed(&about, error))

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
+use spillway_webhook::pack::RAW_BYTES_MAX;
 
 use crate::error::BadObject;
 use crate::header::{HEADER_BYTES_MAX, MAGIC, ObjectHeader, VERSION};
@@ -14,9 +15,15 @@ use crate::input::{Input, length_u64};
 use crate::keys::{INDEX_NUMBER, KeyRing, ObjectKey, SEAL_BYTES};
 use crate::writer::{FRAME_HEADER_BYTES, TRAILER_BYTES, frame_header};
 
-/// Most bytes of an object that is read. Ours have at most ARCHIVE_OBJECT_SIZE (64 MiB) and one pack; memory for
-/// more is not taken because a file says so.
-pub(crate) const OBJECT_BYTES_MAX: u64 = 1 << 30;
+/// Largest ARCHIVE_OBJECT_SIZE: bytes at which an object is written.
+pub const OBJECT_SIZE_MAX: u64 = 64 << 20;
+/// Most bytes of an object that is read. The archiver writes no larger ones, and memory for more is not taken
+/// because a file says so.
+pub(crate) const OBJECT_BYTES_MAX: u64 = 256 << 20;
+const _: () = assert!(
+    OBJECT_SIZE_MAX + (RAW_BYTES_MAX as u64) < OBJECT_BYTES_MAX,
+    "an object with one pack too many and its index is read"
+);
 /// Most bytes of an index that is read. An index of a million webhooks has 3 MB.
 const INDEX_BYTES_MAX: usize = 256 << 20;
 /// Bytes of the trailer that its own CRC does not cover.
@@ -184,6 +191,11 @@ impl ArchiveObject {
             object.pack(number)?;
         }
         Ok(object)
+    }
+
+    /// All bytes of the object, as they were checked.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes.clone()
     }
 
     /// Returns the pack with this number.

@@ -161,7 +161,7 @@ impl ArchiveStore {
     }
 
     /// Puts an object, durably. With `is_new`, an object that exists is left as it is, where the store can tell: it
-    /// may not be durable yet, see [`sync`](Self::sync).
+    /// may not be durable yet, see [`make_durable`](Self::make_durable).
     ///
     /// # Errors
     /// [`StoreError`]. The object may be stored all the same.
@@ -187,16 +187,23 @@ impl ArchiveStore {
         Ok(PutOutcome::Written)
     }
 
-    /// Makes an object durable that was found: in a directory, the process that wrote it may have been killed
-    /// before it synced it. What an object store lists is durable.
+    /// Makes an object durable that was found: in a directory, its bytes are written into a new file, which takes
+    /// its place. A sync of the old file would prove nothing. If one failed in a process before, the next one
+    /// succeeds although bytes are lost, and a read gives them from memory. What an object store lists is durable.
     ///
     /// # Errors
-    /// [`StoreError`]
-    pub async fn sync(&self, name: &ObjectName) -> Result<(), StoreError> {
-        match &self.directory {
-            Some(root) => directory::sync(root.clone(), *name).await,
-            None => Ok(()),
-        }
+    /// [`StoreError`]. The object is there all the same.
+    pub async fn make_durable(
+        &self,
+        name: &ObjectName,
+        object: &ArchiveObject,
+    ) -> Result<(), StoreError> {
+        let Some(root) = &self.directory else { return Ok(()) };
+        directory::ensure_there(root).await?;
+        let path = self.path(&name.to_string());
+        let payload = PutPayload::from(object.bytes());
+        self.writer.put_opts(&path, payload, PutMode::Overwrite.into()).await?;
+        directory::sync_parents(root.clone(), *name).await
     }
 
     /// Cells that have objects, sorted.
@@ -396,7 +403,8 @@ impl ArchiveStore {
 }
 
 fn ensure_size(name: &ObjectName, bytes: u64) -> Result<(), StoreError> {
-    const LARGE: BadObject = BadObject::Malformed("it is larger than 1 GiB");
+    const LARGE: BadObject =
+        BadObject::Malformed("it has more than 256 MiB, so no archiver wrote it");
     if bytes > OBJECT_BYTES_MAX { Err(StoreError::of_object(name, LARGE)) } else { Ok(()) }
 }
 

@@ -291,14 +291,23 @@ async fn an_index_larger_than_the_first_request_is_read_too() {
 }
 
 #[tokio::test]
-async fn an_object_that_was_found_is_synced_and_one_that_is_gone_is_missing() {
-    let (_directory, store) = directory();
-    let (_, sealed) = sample(&KeyRing::default());
+async fn an_object_that_was_found_is_made_durable_as_a_new_file() {
+    use std::os::unix::fs::MetadataExt;
+    let (directory, store) = directory();
+    let keys = KeyRing::default();
+    let (_, sealed) = sample(&keys);
     store.put(&sealed, true).await.expect("a put");
-    store.sync(&sealed.name).await.expect("it is synced");
-    store.delete(&sealed.name).await.expect("it is deleted");
-    let synced = store.sync(&sealed.name).await;
-    assert_eq!(synced.expect_err("it is gone").kind(), "missing");
+    let file = directory.path().join(sealed.name.to_string());
+    // It stays open, so that no other file gets its number.
+    let before = std::fs::File::open(&file).expect("a file");
+    let found = store.object(&sealed.name, &keys).await.expect("an object");
+    store.make_durable(&sealed.name, &found).await.expect("it is written");
+    let number = before.metadata().expect("about it").ino();
+    assert_ne!(std::fs::metadata(&file).expect("about it").ino(), number, "a new file");
+    assert_eq!(std::fs::read(&file).expect("its bytes"), whole(&sealed));
+    directory.close().expect("remove it");
+    let written = store.make_durable(&sealed.name, &found).await;
+    assert_eq!(written.expect_err("its disk is not mounted").kind(), "unusable");
 }
 
 #[tokio::test]
@@ -339,10 +348,10 @@ async fn an_object_that_is_too_large_is_refused_before_it_is_read() {
     let file = directory.path().join(sealed.name.to_string());
     let file = std::fs::File::options().write(true).open(file).expect("a file");
     // Sparse: it takes no space.
-    file.set_len((1 << 30) + 1).expect("make it longer");
+    file.set_len((256 << 20) + 1).expect("make it longer");
     let object = store.object(&sealed.name, &KeyRing::default()).await.map(|_| ());
     let problem = format!("{:?}", object.expect_err("it is too large"));
-    assert!(problem.contains("1 GiB"), "{problem}");
+    assert!(problem.contains("256 MiB"), "{problem}");
     let objects = store.objects(CELL, "2026-01-01").await.expect("a list");
     let tail = store.tail(&objects[0], &KeyRing::default()).await.map(|_| ());
     assert_eq!(tail.expect_err("it is too large").kind(), "corrupt");

@@ -1,9 +1,9 @@
 //! Requests to the archive: each is repeated until it succeeds. The queue holds everything meanwhile.
 
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use spillway_archive::{ObjectName, StoreError};
+use spillway_archive::StoreError;
 use spillway_consumer::LeaderHandle;
 use spillway_process::error::chain;
 use spillway_process::failure_log::FailureLog;
@@ -11,6 +11,7 @@ use spillway_queue::leader::boottime;
 use tokio::time::{Instant, sleep};
 
 use crate::instance::ArchiverInstance;
+use crate::troubles::Troubles;
 
 /// First and longest pause between two attempts. It doubles in between. An archive that comes back is found
 /// soon, and one that is overloaded gets few requests.
@@ -26,22 +27,13 @@ pub(crate) struct ArchiveAccess {
     pub instance: ArchiverInstance,
     /// Lease of the leader.
     pub leader: LeaderHandle,
+    troubles: Mutex<Troubles>,
 }
 
 impl ArchiveAccess {
     /// Access of this leader.
     pub(crate) fn new(instance: ArchiverInstance, leader: LeaderHandle) -> Self {
-        Self { instance, leader }
-    }
-
-    /// Notes that an object may not be durable: it must be written again.
-    pub(crate) fn distrust(&self, name: ObjectName) {
-        self.instance.distrusted.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
-    }
-
-    /// True if an object must be written again, even if it is there.
-    pub(crate) fn is_distrusted(&self, name: &ObjectName) -> bool {
-        self.instance.distrusted.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
+        Self { instance, leader, troubles: Mutex::default() }
     }
 
     /// Waits until the lease is confirmed. A leader that slept must not write or delete what another one has
@@ -64,9 +56,8 @@ impl ArchiveAccess {
         loop {
             match ask().await {
                 Ok(answer) => {
-                    // What another request waits for is not over.
                     if is_shown {
-                        self.leader.show_trouble(None);
+                        self.show(what, None);
                     }
                     if failures.on_success() {
                         tracing::info!(what, "the archive answers again");
@@ -84,14 +75,19 @@ impl ArchiveAccess {
                         );
                     }
                     let kind = error.kind();
-                    self.leader
-                        .show_trouble(Some(format!("archive_{kind}: {what}: {problem}").into()));
+                    self.show(what, Some(format!("archive_{kind}: {what}: {problem}")));
                     is_shown = true;
                 }
             }
             sleep(pause).await;
             pause = (pause * 2).min(longest);
         }
+    }
+
+    /// Shows in `/readyz` why a request waits; `None` if it was done.
+    fn show(&self, what: &'static str, problem: Option<String>) {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        self.leader.show_trouble(troubles.note(what, problem));
     }
 
     /// Counts a failure, and returns its text.

@@ -1,9 +1,7 @@
 //! State that a process keeps while leaders change.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use spillway_archive::ObjectName;
 use spillway_process::Readiness;
 
 use crate::metrics::ArchiverMetrics;
@@ -18,6 +16,4 @@ pub(crate) struct ArchiverInstance {
     pub metrics: Arc<ArchiverMetrics>,
     /// Readiness that `/readyz` shows.
     pub readiness: Readiness,
-    /// Objects whose sync failed once. A later one may succeed although bytes were lost.
-    pub distrusted: Arc<Mutex<HashSet<ObjectName>>>,
 }

@@ -2,8 +2,8 @@
 //!
 //! Start reading at `session` (the path of a pack): intake → `overlap` (is it archived already?) → `filling`
 //! (the object that grows) → `upload` (one durable put) → `settling` (Redis advances the cursor). Also:
-//! `access` (requests to the archive, repeated until they succeed), `controls` (pauses), `redundant` and `expire`
-//! (objects to delete), `leadership` and `settings`.
+//! `access` (requests to the archive, repeated until they succeed) and `troubles` (what they wait for), `controls`
+//! (pauses), `redundant` and `expire` (objects to delete), `leadership` and `settings`.
 
 mod access;
 mod controls;
@@ -17,6 +17,7 @@ mod redundant;
 mod session;
 mod settings;
 mod settling;
+mod troubles;
 mod upload;
 
 use std::sync::Arc;
@@ -76,7 +77,7 @@ pub async fn run(settings: ArchiverSettings, shutdown: CancellationToken) -> any
     supervisor::ready();
     let leading = background.watch("the election");
     readiness.stops_with(&shutdown);
-    let instance = ArchiverInstance { settings, metrics, readiness, distrusted: Arc::default() };
+    let instance = ArchiverInstance { settings, metrics, readiness };
     let leading = leading.attend(leadership::run(&instance, &shutdown));
     let ended = background.supervise(&shutdown, leading).await;
     after_all.cancel();

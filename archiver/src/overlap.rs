@@ -1,8 +1,8 @@
 //! Packs after the cursor that are in the archive already: they are settled and not written again.
 //!
 //! A leader that ended between a put and its settlement leaves one such object, a Redis that came back with older
-//! data many. An object counts only after all of its bytes were synced and checked, for Redis frees what is settled. A pack
-//! counts only if entry, length and checksum are the same: a restored Redis may give an id twice.
+//! data many. An object counts only after all of its bytes were checked and made durable, for Redis frees what is
+//! settled. A pack counts only if entry, length and checksum are the same: a restored Redis may give an id twice.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -34,6 +34,11 @@ impl Overlap {
         Self { waiting: objects.into(), loaded: Vec::new() }
     }
 
+    /// True if no object may hold a pack that comes.
+    pub(crate) fn is_over(&self) -> bool {
+        self.waiting.is_empty() && self.loaded.is_empty()
+    }
+
     /// Returns the pack's row in the object that holds it, if one does. Call it with growing entries.
     pub(crate) async fn find(
         &mut self,
@@ -41,15 +46,12 @@ impl Overlap {
         store: &ArchiveStore,
         entry: &Entry,
     ) -> Option<PackRow> {
-        if self.waiting.is_empty() && self.loaded.is_empty() {
-            return None;
-        }
         while let Some(object) = self.waiting.pop_front_if(|object| object.name.first <= entry.id) {
             let name = object.name;
             if name.last < entry.id {
                 continue;
             }
-            let found = read(access, store, &name).await;
+            let found = read(access, store, &name, "reading an object").await;
             let Some(found) = found else { continue };
             let packs = found.tail.index.packs.iter().map(|row| (row.identity(), *row)).collect();
             self.loaded.push(LoadedObject { last: name.last, packs });
@@ -62,39 +64,34 @@ impl Overlap {
     }
 }
 
-/// Reads and checks an object, and makes sure that it is durable. `None` if it is damaged, or gone. Waits for a
-/// key that is missing: without it, nobody knows that.
+/// Reads and checks an object, and makes it durable. `None` if it is damaged, or gone. Waits for a key that is
+/// missing: without it, nobody knows that. `what` is shown while it waits.
 pub(crate) async fn read(
     access: &ArchiveAccess,
     store: &ArchiveStore,
     name: &ObjectName,
+    what: &'static str,
 ) -> Option<ArchiveObject> {
     let ask = async || {
         // The keys may have been read again since the last attempt.
         let keys = access.instance.settings.keys.ring();
-        let object = match store.object(name, &keys).await {
-            Ok(object) => object,
-            Err(StoreError::Missing(_)) => return Ok(None),
+        match durable(access, store, name, &keys).await {
+            Ok(object) => Ok(Some(object)),
+            Err(StoreError::Missing(_)) => Ok(None),
             Err(error @ StoreError::Bad(..)) => {
                 not_archived(access, &error);
-                return Ok(None);
+                Ok(None)
             }
-            Err(error) => return Err(error),
-        };
-        if let Err(error) = store.sync(name).await {
-            access.distrust(*name);
-            not_archived(access, &error);
-            return Ok(None);
+            Err(error) => Err(error),
         }
-        Ok(Some(object))
     };
-    access.until_done("reading an object", ask).await
+    access.until_done(what, ask).await
 }
 
-/// Reads and checks an object once, and makes sure that it is durable.
+/// Reads and checks an object once, and makes it durable.
 ///
 /// # Errors
-/// [`StoreError`]; after a failed sync, the object is not trusted any more.
+/// [`StoreError`]
 pub(crate) async fn durable(
     access: &ArchiveAccess,
     store: &ArchiveStore,
@@ -102,10 +99,8 @@ pub(crate) async fn durable(
     keys: &KeyRing,
 ) -> Result<ArchiveObject, StoreError> {
     let object = store.object(name, keys).await?;
-    if let Err(error) = store.sync(name).await {
-        access.distrust(*name);
-        return Err(error);
-    }
+    access.leased().await;
+    store.make_durable(name, &object).await?;
     Ok(object)
 }
 

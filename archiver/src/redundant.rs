@@ -1,5 +1,7 @@
 //! Deletes objects whose packs are all in others: what a leader wrote that had lost its lease.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_archive::chain::{groups, redundant_objects};
@@ -16,26 +18,21 @@ const SETTLED_AFTER: Duration = Duration::from_secs(600);
 /// Most objects that a start reads: 2 GiB of those of the default size.
 const OBJECTS_MAX: usize = 64;
 
-/// Deletes objects that lie within others, and returns the rest. A failure delays nothing: readers leave out what
-/// stays.
+/// Deletes objects that lie within others, once. Runs beside archiving, which it does not delay: what is deleted is
+/// in objects that stay. A failure ends it: readers leave out what stays.
 pub(crate) async fn clean(
-    access: &ArchiveAccess,
-    store: &ArchiveStore,
+    access: Arc<ArchiveAccess>,
+    store: Arc<ArchiveStore>,
     objects: Vec<ListedObject>,
-) -> Vec<ListedObject> {
+) {
     let now_ms = access.leader.now_ms();
-    let mut deleted = Vec::new();
-    for group in chosen(groups(objects.clone()), now_ms) {
-        match delete_redundant(access, store, &group).await {
-            Ok(more) => deleted.extend(more),
-            Err(error) => {
-                let error = access.failed(&error);
-                tracing::warn!(error, "redundant objects stay until the next start");
-                break;
-            }
+    for group in chosen(groups(objects), now_ms) {
+        if let Err(error) = delete_redundant(&access, &store, &group).await {
+            let error = access.failed(&error);
+            tracing::warn!(error, "redundant objects stay until the next start");
+            return;
         }
     }
-    objects.into_iter().filter(|object| !deleted.contains(object)).collect()
 }
 
 /// Groups to look at: of several objects, all of them old, and not too many.
@@ -56,20 +53,18 @@ fn chosen(groups: Vec<Vec<ListedObject>>, now_ms: u64) -> Vec<Vec<ListedObject>>
     chosen
 }
 
-/// Deletes the redundant ones of a group, and returns them. Those that stay were synced and checked before.
+/// Deletes the redundant ones of a group. Before that, those that stay for them are checked and made durable.
 async fn delete_redundant(
     access: &ArchiveAccess,
     store: &ArchiveStore,
     group: &[ListedObject],
-) -> Result<Vec<ListedObject>, StoreError> {
+) -> Result<(), StoreError> {
     // What cannot be read makes no other object redundant, and is left to the operator.
     let mut intact: Vec<ListedObject> = Vec::new();
     let mut packs: Vec<Vec<PackIdentity>> = Vec::new();
     let keys = access.instance.settings.keys.ring();
     for object in group {
-        match overlap::durable(access, store, &object.name, &keys).await {
-            // Its sync failed before, and a later one proves nothing: no object is deleted because of it.
-            Ok(_) if access.is_distrusted(&object.name) => {}
+        match store.object(&object.name, &keys).await {
             Ok(found) => {
                 intact.push(*object);
                 packs.push(found.tail.index.packs.iter().map(PackRow::identity).collect());
@@ -81,16 +76,28 @@ async fn delete_redundant(
             Err(error) => return Err(error),
         }
     }
-    let mut deleted = Vec::new();
-    for number in redundant_objects(&packs) {
+    let redundant = redundant_objects(&packs);
+    for number in keepers(&packs, &redundant) {
+        overlap::durable(access, store, &intact[number].name, &keys).await?;
+    }
+    for number in redundant {
         let object = intact[number];
         access.leased().await;
         store.delete(&object.name).await?;
         tracing::info!(name = %object.name, "deleted an object that lies within others");
         access.instance.metrics.deleted.with_label_values(&["redundant"]).inc();
-        deleted.push(object);
     }
-    Ok(deleted)
+    Ok(())
+}
+
+/// Numbers of the objects that stay and hold packs of those that are redundant.
+fn keepers(packs: &[Vec<PackIdentity>], redundant: &[usize]) -> Vec<usize> {
+    let deleted: HashSet<PackIdentity> =
+        redundant.iter().flat_map(|number| packs[*number].iter().copied()).collect();
+    let is_keeper = |number: &usize| {
+        !redundant.contains(number) && packs[*number].iter().any(|pack| deleted.contains(pack))
+    };
+    (0..packs.len()).filter(is_keeper).collect()
 }
 
 #[cfg(test)]
@@ -115,6 +122,19 @@ mod tests {
         let late = vec![object(1, 10), object(2, NOW_MS - 1_000)];
         assert!(chosen(vec![late], NOW_MS).is_empty(), "old entries, written just now");
         assert!(chosen(vec![vec![object(1, 10)]], NOW_MS).is_empty(), "nothing overlaps");
+    }
+
+    #[test]
+    fn what_stays_for_a_deleted_object_is_made_durable_and_nothing_else() {
+        let of = |entries: &[u64]| -> Vec<PackIdentity> {
+            let pack = |ms| PackIdentity { entry: StreamId { ms, seq: 0 }, bytes: 1, crc32: 1 };
+            entries.iter().copied().map(pack).collect()
+        };
+        let packs = [of(&[1, 2]), of(&[2, 3]), of(&[3, 4, 5]), of(&[6, 7])];
+        let redundant = redundant_objects(&packs);
+        assert_eq!(redundant, [1]);
+        assert_eq!(keepers(&packs, &redundant), [0, 2]);
+        assert_eq!(keepers(&packs, &[]), [0; 0], "nothing is written without need");
     }
 
     #[test]

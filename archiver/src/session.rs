@@ -3,8 +3,9 @@
 //! Path of a pack: read ahead (`intake`) → `overlap` (archived already?) → `filling` (the object that grows) →
 //! `upload` (one put at a time) → `settling` (Redis advances its cursor, one settlement at a time). Invariants:
 //! nothing is settled that is not durable in the archive. Objects are put in the order of the stream, and settled
-//! in it. Bounded: one object that is filled, one on its way, and the packs of intake's channel. While both
-//! objects are full, nothing is read from Redis.
+//! in it. Nothing waits within an event: a search that waits for a key holds up neither a put nor a settlement.
+//! Bounded: one object that is filled, one on its way, one that is searched, one that `redundant` looks at, and the
+//! packs of intake's channel. While both of the first are full, nothing is read from Redis.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -54,19 +55,34 @@ pub(crate) struct ArchiveSession {
     access: Arc<ArchiveAccess>,
     store: Arc<ArchiveStore>,
     arrived: mpsc::Receiver<IntakeEvent>,
-    overlap: Overlap,
+    /// `None` while it is searched.
+    overlap: Option<Overlap>,
+    finding: Option<Work<FoundPack>>,
     filling: Filling,
     /// A pack that belongs to the next object.
     held: Option<Entry>,
     putting: Option<PendingPut>,
     settling: OwedSettlements,
     controls: ControlsReader,
+    /// Deletion of redundant objects.
+    cleaning: Option<Work<()>>,
 }
+
+/// Work that goes on while the session waits for something else.
+type Work<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// An object on its way, and the settlement that follows it.
 struct PendingPut {
-    done: Pin<Box<dyn Future<Output = ()>>>,
+    done: Work<()>,
     settlement: Settlement,
+}
+
+/// Result of the search of a pack.
+struct FoundPack {
+    overlap: Overlap,
+    entry: Entry,
+    /// The pack's row in the object that holds it.
+    row: Option<PackRow>,
 }
 
 /// Something that a session waits for.
@@ -75,6 +91,10 @@ enum SessionEvent {
     Put,
     Settled(Option<Settled>),
     Arrived(Option<IntakeEvent>),
+    /// A pack was searched in the archive.
+    Found(FoundPack),
+    /// No redundant object is left.
+    Cleaned,
     /// Time for a look at the controls.
     Look,
     /// The object that is filled is due, or the process is to stop.
@@ -102,7 +122,8 @@ impl ArchiveSession {
         let (store, objects, newest) = access.until_done("opening it", open).await;
         access.leader.show_trouble(None);
         store.remove_staged(cell, before).await;
-        let objects = redundant::clean(&access, &store, objects).await;
+        let store = Arc::new(store);
+        let cleaning = redundant::clean(access.clone(), store.clone(), objects.clone());
         tell_gap(newest, position);
         let ahead: Vec<_> =
             objects.into_iter().filter(|object| object.name.last > position).collect();
@@ -116,14 +137,16 @@ impl ArchiveSession {
         let controls = ControlsReader::with(redis.clone(), controls);
         controls.show(&access.instance.metrics);
         Self {
-            store: Arc::new(store),
+            store,
             arrived: intake::start_with(&redis, ARCHIVE, streams, |found| found),
-            overlap: Overlap::with(ahead),
+            overlap: Some(Overlap::with(ahead)),
+            finding: None,
             filling: Filling::after(position, cell, limits),
             held: None,
             putting: None,
             settling,
             controls,
+            cleaning: Some(Box::pin(cleaning)),
             access,
         }
     }
@@ -159,7 +182,9 @@ impl ArchiveSession {
                 self.settling.owe(put.map(|put| put.settlement).unwrap_or_default());
             }
             SessionEvent::Settled(settled) => self.settling.on_result(settled)?,
-            SessionEvent::Arrived(found) => self.on_arrived(found).await?,
+            SessionEvent::Arrived(found) => self.on_arrived(found)?,
+            SessionEvent::Found(found) => self.on_found(found)?,
+            SessionEvent::Cleaned => self.cleaning = None,
             SessionEvent::Look => {
                 if let Some(version) = self.controls.look(self.access.leader.controls()).await {
                     tracing::info!(version, "an operator changed the controls");
@@ -176,6 +201,7 @@ impl ArchiveSession {
         let is_stopping = shutdown.is_cancelled();
         let may_take = !is_stopping
             && self.held.is_none()
+            && self.finding.is_none()
             && self.filling.has_room()
             && !self.controls.is_paused();
         // Without a lease, the next look at the controls finds out whether there is one again.
@@ -183,12 +209,14 @@ impl ArchiveSession {
         let due_at = self.filling.due_at().filter(|_| may_put);
         tokio::select! {
             biased;
-            () = done(self.putting.as_mut()) => SessionEvent::Put,
+            () = done(self.putting.as_mut().map(|put| &mut put.done)) => SessionEvent::Put,
             settled = self.settling.result() => SessionEvent::Settled(settled),
             () = shutdown.cancelled(), if !is_stopping => SessionEvent::Due,
             () = until(due_at) => SessionEvent::Due,
             _ = looks.tick() => SessionEvent::Look,
+            found = done(self.finding.as_mut()) => SessionEvent::Found(found),
             found = self.arrived.recv(), if may_take => SessionEvent::Arrived(found),
+            () = done(self.cleaning.as_mut()) => SessionEvent::Cleaned,
         }
     }
 
@@ -223,19 +251,15 @@ impl ArchiveSession {
         Ok(())
     }
 
-    async fn on_arrived(&mut self, found: Option<IntakeEvent>) -> Result<(), End> {
+    fn on_arrived(&mut self, found: Option<IntakeEvent>) -> Result<(), End> {
         match found {
             Some(IntakeEvent::Main(entry)) if entry.id <= self.filling.position() => {
                 tracing::warn!(entry = %entry.id, "an entry arrived twice; beginning again");
                 Err(End::Stale)
             }
             Some(IntakeEvent::Main(entry)) => {
-                if let Some(row) = self.overlap.find(&self.access, &self.store, &entry).await {
-                    self.filling.pass(&row);
-                    return Ok(());
-                }
-                self.held = Some(entry);
-                self.take_held()
+                self.find(entry);
+                Ok(())
             }
             Some(IntakeEvent::Replay(_) | IntakeEvent::ReplaysLoaded | IntakeEvent::CaughtUp) => {
                 Ok(())
@@ -246,6 +270,32 @@ impl ArchiveSession {
                 Err(End::Stale)
             }
         }
+    }
+
+    /// Begins to search a pack in the archive, unless nothing can hold it.
+    fn find(&mut self, entry: Entry) {
+        let Some(mut overlap) = self.overlap.take_if(|overlap| !overlap.is_over()) else {
+            self.held = Some(entry);
+            return;
+        };
+        let access = self.access.clone();
+        let store = self.store.clone();
+        self.finding = Some(Box::pin(async move {
+            let row = overlap.find(&access, &store, &entry).await;
+            FoundPack { overlap, entry, row }
+        }));
+    }
+
+    fn on_found(&mut self, found: FoundPack) -> Result<(), End> {
+        let FoundPack { overlap, entry, row } = found;
+        self.finding = None;
+        self.overlap = Some(overlap);
+        if let Some(row) = row {
+            self.filling.pass(&row);
+            return Ok(());
+        }
+        self.held = Some(entry);
+        self.take_held()
     }
 
     /// Adds the pack that waits, unless it belongs to the next object and this one is not on its way yet.
@@ -280,10 +330,10 @@ impl ArchiveSession {
     }
 }
 
-/// Waits until the object is in the archive; for ever, if there is none.
-async fn done(putting: Option<&mut PendingPut>) {
-    match putting {
-        Some(putting) => putting.done.as_mut().await,
+/// Waits until the work is done; for ever, if there is none.
+async fn done<T>(work: Option<&mut Work<T>>) -> T {
+    match work {
+        Some(work) => work.await,
         None => std::future::pending().await,
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use spillway_archive::args::ArchiveArgs;
 use spillway_archive::keys::ArchiveKeys;
+use spillway_archive::object::OBJECT_SIZE_MAX;
 use spillway_archive::store::ArchiveUrl;
 use spillway_consumer::ConsumerSettings;
 use spillway_process::process_args::ProcessSettings;
@@ -14,7 +15,6 @@ use spillway_process::{Checker, ProcessArgs};
 use spillway_queue::consumers::{ConsumerKind, StartAt};
 
 const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
 const DAY: u64 = 86_400;
 
 /// Writes queued webhooks into an archive, a directory or a bucket, each exactly once. Every setting is a flag
@@ -88,8 +88,11 @@ impl spillway_process::ServerArgs for ArchiverArgs {
     fn check(&self, checker: &mut Checker) -> ArchiverSettings {
         let s = Duration::from_secs;
         let starts = [("oldest", StartAt::Oldest), ("now", StartAt::Now)];
-        let size =
-            checker.size("ARCHIVE_OBJECT_SIZE", &self.archive_object_size, 64 * KIB..=64 * MIB);
+        let size = checker.size(
+            "ARCHIVE_OBJECT_SIZE",
+            &self.archive_object_size,
+            64 * KIB..=OBJECT_SIZE_MAX,
+        );
         let keep = self.archive_keep.as_deref().map(str::trim).filter(|text| !text.is_empty());
         let nowhere = || ArchiveUrl::parse("file:///").expect("BUG: a constant URL is well-formed");
         ArchiverSettings {

@@ -11,21 +11,22 @@ use crate::overlap;
 
 /// Puts an object, and repeats it until that is confirmed.
 ///
-/// The first attempt may find an object of this name, which a leader before has written. It is synced, read and
-/// checked: the cursor goes only over bytes that are there. An attempt that fails may have left anything, so the
+/// The first attempt may find an object of this name, which a leader before has written. It is read, checked and made
+/// durable: the cursor goes only over bytes that are there. An attempt that fails may have left anything, so the
 /// next one writes over it.
 pub(crate) async fn put(access: &ArchiveAccess, store: &ArchiveStore, object: &SealedObject) {
     const WHAT: &str = "writing an object";
+    const CHECKING: &str = "checking an object that is there already";
     let metrics = &access.instance.metrics;
     let began = Instant::now();
-    let may_trust = Cell::new(!access.is_distrusted(&object.name));
+    let may_trust = Cell::new(true);
     let create = async || {
         access.leased().await;
         store.put(object, may_trust.replace(false)).await
     };
     let outcome = access.until_done(WHAT, create).await;
     if outcome == PutOutcome::Exists {
-        let found = overlap::read(access, store, &object.name).await;
+        let found = overlap::read(access, store, &object.name, CHECKING).await;
         if !found.is_some_and(|found| is_same(&found, object)) {
             tracing::error!(name = %object.name, "an object of this name is damaged; writing it again");
             let replace = async || {

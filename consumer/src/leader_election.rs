@@ -25,6 +25,13 @@ const _: () = assert!(LOOK_EVERY.as_millis() < BUMP_EVERY.as_millis(), "a standb
 /// Time for Redis' answer. A bump that takes longer is tried again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Reason in `/readyz` while Redis is away or loads its data.
+const UNAVAILABLE: &str = "queue_unavailable";
+/// Reason in `/readyz` while Redis has no room, or cannot write to its disk.
+const FULL: &str = "queue_full";
+/// Reason in `/readyz` while Redis answers and does not do what was asked.
+const REFUSED: &str = "queue_refused";
+
 /// State of a leader before it works, in `spillway status`.
 const STARTING: &str = "starting: it reads what Redis holds";
 
@@ -242,6 +249,26 @@ pub async fn run(
     }
 }
 
+/// Leaders whose kind was compared with the own one. A leader publishes its kind as it takes the lease, so the
+/// first look at each shows it.
+#[derive(Debug, Default)]
+struct KindCheck {
+    /// Token of the leader that was seen last.
+    token: String,
+}
+
+impl KindCheck {
+    /// True if `seen`, the value of the leader's key, is that of another leader than before.
+    fn is_due(&mut self, seen: &str) -> bool {
+        let token = seen.rsplit_once(':').map_or(seen, |(token, _)| token);
+        if token.is_empty() || token == self.token {
+            return false;
+        }
+        token.clone_into(&mut self.token);
+        true
+    }
+}
+
 /// Waits until there is no leader, and takes the lease. Returns `None` after `shutdown`.
 async fn stand_by(
     config: &ElectionConfig,
@@ -260,17 +287,15 @@ async fn stand_by(
     let candidacy = candidacy.publishing(consumer.kind, &consumer.filter);
     let mut watch = StallDetector::default();
     let mut last_answer = Instant::now();
-    // A leader publishes the kind as it takes the lease. So the first look at one shows it.
-    let mut is_checked = false;
+    let mut kinds = KindCheck::default();
     let (sent_at, confirmed) = loop {
         let look = candidacy.look(&mut connection);
         let Some(seen) = shutdown.run_until_cancelled(look).await else { return Ok(None) };
         let seen = seen?;
         let since_last = last_answer.elapsed();
         last_answer = Instant::now();
-        if !seen.is_empty() && !is_checked {
+        if kinds.is_due(&seen) {
             candidacy.check(&mut connection).await?;
-            is_checked = true;
         }
         if watch.observe(&seen, since_last) {
             let sent_at = boottime();
@@ -412,9 +437,53 @@ impl ElectionConfig {
         };
     }
 
+    /// Updates readiness: the election cannot go on.
     fn unavailable(&self, error: &QueueError) {
-        if self.readiness.not_ready(format!("queue_unavailable: {}", chain(error))) {
-            tracing::warn!(error = chain(error), "redis does not answer; waiting for it");
+        let reason = reason(error);
+        if !self.readiness.not_ready(format!("{reason}: {}", chain(error))) {
+            return;
         }
+        if reason == UNAVAILABLE {
+            tracing::warn!(error = chain(error), "redis does not answer; waiting for it");
+        } else {
+            tracing::warn!(error = chain(error), "redis refuses what was asked; trying again");
+        }
+    }
+}
+
+/// Reason in `/readyz` why the election cannot go on.
+fn reason(error: &QueueError) -> &'static str {
+    match error {
+        QueueError::Unreachable(_) | QueueError::Loading => UNAVAILABLE,
+        QueueError::Full(_) => FULL,
+        QueueError::Refused(_)
+        | QueueError::Fenced
+        | QueueError::Unregistered
+        | QueueError::OutOfStep
+        | QueueError::OlderPrefix
+        | QueueError::Unexpected(_) => REFUSED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_not_taken_for_a_redis_that_is_away() {
+        assert_eq!(reason(&QueueError::Loading), "queue_unavailable");
+        for refusal in [QueueError::OlderPrefix, QueueError::Unregistered, QueueError::Fenced] {
+            assert_eq!(reason(&refusal), "queue_refused", "{refusal}");
+        }
+    }
+
+    #[test]
+    fn the_kind_of_each_leader_is_checked_once() {
+        let mut kinds = KindCheck::default();
+        let due: Vec<bool> = ["", "a:1", "a:2", "", "a:3", "b:1", "b:2", "a:1"]
+            .iter()
+            .map(|seen| kinds.is_due(seen))
+            .collect();
+        assert_eq!(due, [false, true, false, false, false, true, false, true]);
     }
 }

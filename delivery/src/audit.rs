@@ -25,6 +25,15 @@ impl<C: Content> Core<C> {
             + queue.leads.len() * LEAD_BYTES
     }
 
+    /// Difference between the attempts under way that hide states and those that are counted, if there is one.
+    pub fn uncounted_hiding(&self) -> Option<String> {
+        let last_delivered = &self.ledger.last_delivered;
+        let under_way = if last_delivered.is_on() { self.attempts.hiding() } else { 0 };
+        let counted = last_delivered.hiding();
+        (under_way != counted)
+            .then(|| format!("{under_way} attempts hide states, and {counted} are counted"))
+    }
+
     /// Description of a webhook that no turn will ever reach, if there is one. That is a ready or held
     /// resource that is not listed, or a lane with ready resources and no future check.
     pub fn lost_turn(&self) -> Option<String> {

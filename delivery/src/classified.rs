@@ -25,6 +25,19 @@ impl Class {
     }
 }
 
+/// Part of a webhook in the comparison of updates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateRole {
+    /// It shows no state that is compared.
+    None,
+    /// It may show a state of its resource, of a kind whose updates are compared, and is not compared itself.
+    MayShow,
+    /// It is compared with the last update delivered of its resource.
+    Compared,
+    /// It may show or change the state of any resource that is compared: it names none, or is a barrier.
+    HidesAll,
+}
+
 /// Attributes that decide when a webhook is delivered. All hashes are the same after a restart,
 /// because Redis keeps them.
 #[derive(Debug, Clone, Copy)]
@@ -42,11 +55,8 @@ pub struct Classified {
     pub is_barrier: bool,
     /// Events of one resource with the same number may stand for each other; 0 for none.
     pub coalesces: u32,
-    /// True if the webhook is compared with the last update delivered of its resource.
-    pub is_compared: bool,
-    /// True if the webhook may show or change the state of any resource that is compared: it names
-    /// none, or is a barrier.
-    pub hides_states: bool,
+    /// Part in the comparison of updates.
+    pub role: StateRole,
     /// Fingerprint to find duplicates, kept only if events are coalesced.
     pub fingerprint: Option<Fingerprint>,
     /// Time at which the payload of a stub expires, in milliseconds since the Unix epoch.

@@ -18,7 +18,7 @@ mod status;
 mod steps;
 mod turn;
 
-pub use crate::classified::{Class, Classified, Content, UpdateState};
+pub use crate::classified::{Class, Classified, Content, StateRole, UpdateState};
 pub use crate::config::{AtOnce, Config, Suppression, Tuning};
 pub use crate::event::{
     AttemptEnd, ChunkFound, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use spillway_delivery::{
     AttemptEnd, AttemptId, Backoff, ChunkFound, ChunkRead, Class, Classified, Config, Content,
     Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead,
-    PendingSettlement, ReadAgain, ReplayRead, ShopBounds, Suppression, Tuning, Verdict,
+    PendingSettlement, ReadAgain, ReplayRead, ShopBounds, StateRole, Suppression, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -29,8 +29,7 @@ const CLASSIFIED: Classified = Classified {
     class: Class::Rest,
     is_barrier: false,
     coalesces: 0,
-    is_compared: false,
-    hides_states: false,
+    role: StateRole::None,
     fingerprint: None,
     expires_at_ms: None,
     is_excluded: false,

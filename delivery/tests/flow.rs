@@ -8,8 +8,8 @@ use std::time::Duration;
 use spillway_delivery::{
     AttemptEnd, AttemptId, Backoff, Blocked, ChunkFound, ChunkRead, Class, Classified, Config,
     Content, Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, Outcome,
-    PackKey, PackRead, PendingSettlement, ReadAgain, Scope, ShopBounds, Suppression, Tuning,
-    Verdict,
+    PackKey, PackRead, PendingSettlement, ReadAgain, Scope, ShopBounds, StateRole, Suppression,
+    Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -247,8 +247,7 @@ fn classified(shop: u32, kind: u8, entry: u64, index: usize) -> Classified {
         class: if (PRIORITY..COALESCED).contains(&kind) { Class::Priority } else { Class::Rest },
         is_barrier: kind == BARRIER,
         coalesces: u32::from(coalesces),
-        is_compared: false,
-        hides_states: false,
+        role: StateRole::None,
         fingerprint: None,
         expires_at_ms: (kind == STUB).then_some(EPOCH_MS + 61 * 60_000),
         is_excluded: false,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use spillway_delivery::{
     AttemptEnd, Backoff, Class, Classified, Config, Content, Core, DedupWindow, Dispatch, Effect,
-    Event, Loaded, Now, Outcome, PackRead, ReplayRead, ShopBounds, Suppression, Tuning,
+    Event, Loaded, Now, Outcome, PackRead, ReplayRead, ShopBounds, StateRole, Suppression, Tuning,
     UpdateState, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
@@ -88,8 +88,7 @@ fn classified() -> Classified {
         class: Class::Rest,
         is_barrier: false,
         coalesces: 0,
-        is_compared: true,
-        hides_states: false,
+        role: StateRole::Compared,
         fingerprint: None,
         expires_at_ms: None,
         is_excluded: false,
@@ -252,7 +251,7 @@ fn after_a_dead_letter_nothing_is_known() {
 fn another_topic_of_the_resource_and_a_replay_are_sent_and_leave_nothing_known() {
     let mut world = World::new(true);
     world.deliver(Update('a', 1));
-    world.store(&[Update('a', 1)], Classified { is_compared: false, ..classified() });
+    world.store(&[Update('a', 1)], Classified { role: StateRole::MayShow, ..classified() });
     world.end(Verdict::Delivered);
     // What is not compared has a time of up to its acceptance.
     world.deliver(Update('a', 2));
@@ -271,8 +270,20 @@ fn another_topic_of_the_resource_and_a_replay_are_sent_and_leave_nothing_known()
 }
 
 #[test]
+fn a_resource_begins_with_a_topic_that_is_not_compared() {
+    let mut world = World::new(false);
+    world.store(&[Update('x', 0)], Classified { role: StateRole::MayShow, ..classified() });
+    world.end(Verdict::Delivered);
+    // It is late: a backend that compares times has what came before.
+    world.deliver(Update('a', 5));
+    world.deliver(Update('a', 2 * EPOCH_MS));
+    world.deliver(Update('a', 3 * EPOCH_MS));
+    world.check_sent("xaa");
+}
+
+#[test]
 fn what_may_show_any_resource_leaves_none_known() {
-    let other = Classified { resource: 9, is_compared: false, hides_states: true, ..classified() };
+    let other = Classified { resource: 9, role: StateRole::HidesAll, ..classified() };
     let mut world = World::new(false);
     world.deliver(Update('a', 2 * EPOCH_MS));
     world.deliver(Update('a', 3 * EPOCH_MS));

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use spillway_consumer::{Route, Routes};
-use spillway_delivery::{Class, Classified};
+use spillway_delivery::{Class, Classified, StateRole};
 use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Record;
 use spillway_webhook::received::APP_HEADER;
@@ -67,8 +67,7 @@ impl Classifier {
             class: if is_priority { Class::Priority } else { Class::Rest },
             is_barrier: is_barrier(topic) && !shop.is_empty(),
             coalesces: 0,
-            is_compared: false,
-            hides_states: false,
+            role: StateRole::None,
             fingerprint: own.filter(|_| settings.keeps_fingerprints()),
             expires_at_ms: Stub::of(record, &record.body).and_then(|stub| stub.expires_at_ms),
             is_excluded: route != Route::Here,
@@ -107,11 +106,13 @@ impl Classifier {
         let resource = Resource::of(record, &record.body);
         if !resource.is_fallback {
             classified.coalesces = self.coalesces(record, topic);
-            classified.is_compared = suppression.is_compared(topic);
+            classified.role = suppression.role(topic);
         } else if is_news {
             self.metrics.fell_back(&String::from_utf8_lossy(topic));
         }
-        classified.hides_states = suppression.hides_states(topic, resource.is_fallback);
+        if suppression.hides_states(topic, resource.is_fallback) {
+            classified.role = StateRole::HidesAll;
+        }
         let kind = resource.kind.as_bytes();
         let id = resource.id.as_bytes();
         let form = [u8::from(resource.is_fallback)];

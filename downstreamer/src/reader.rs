@@ -336,7 +336,7 @@ fn decode_chunk(id: ChunkId, stored: Option<StoredChunk>) -> Decoded {
 
 #[cfg(test)]
 mod tests {
-    use spillway_delivery::Class;
+    use spillway_delivery::{Class, StateRole};
     use spillway_webhook::Webhook;
     use spillway_webhook::pack::{Packer, Records};
 
@@ -373,8 +373,7 @@ mod tests {
             class: Class::Rest,
             is_barrier: false,
             coalesces: 0,
-            is_compared: false,
-            hides_states: false,
+            role: StateRole::None,
             fingerprint: None,
             expires_at_ms: None,
             is_excluded: false,

@@ -1,7 +1,7 @@
 //! Settings of the dropping of updates that show nothing new.
 
 use clap::Args;
-use spillway_delivery::Suppression;
+use spillway_delivery::{StateRole, Suppression};
 use spillway_process::Checker;
 use spillway_webhook::shopify::{is_barrier, is_compliance, resource_kind, topic_list};
 
@@ -22,7 +22,7 @@ pub(crate) struct SuppressionArgs {
     #[arg(long, env = "STALE_UPDATES", default_value = "deliver")]
     stale_updates: String,
 
-    /// Memory for the last delivered states, about 150 bytes for each resource; at the limit the
+    /// Memory for the last delivered states, about 170 bytes for each resource; at the limit the
     /// oldest are forgotten, and the next update is delivered [1MiB to 16GiB]
     #[arg(long, env = "SUPPRESS_MEMORY", default_value = "64MiB")]
     suppress_memory: String,
@@ -33,6 +33,8 @@ pub(crate) struct SuppressionArgs {
 pub struct SuppressionSettings {
     /// Topics whose updates are compared with the last delivered one.
     pub topics: Vec<String>,
+    /// Kinds of their resources.
+    kinds: Vec<String>,
     /// Settings of the delivery core.
     pub core: Suppression,
 }
@@ -59,21 +61,32 @@ impl SuppressionArgs {
         let bytes = checker.size(MEMORY, &self.suppress_memory, MIB..=16 * 1024 * MIB);
         let bytes = usize::try_from(bytes).expect("BUG: the range ends below 2^63");
         let bytes = if topics.is_empty() { 0 } else { bytes };
-        SuppressionSettings { topics, core: Suppression { bytes, drops_stale } }
+        let kinds = topics.iter().map(|topic| resource_kind(topic)).collect();
+        SuppressionSettings { topics, kinds, core: Suppression { bytes, drops_stale } }
     }
 }
 
 impl SuppressionSettings {
-    /// True if updates of this topic are compared.
-    pub(crate) fn is_compared(&self, topic: &[u8]) -> bool {
-        self.topics.iter().any(|one| one.as_bytes() == topic)
+    /// Part in the comparison of a webhook of this topic that names its resource.
+    pub(crate) fn role(&self, topic: &[u8]) -> StateRole {
+        if self.topics.iter().any(|one| one.as_bytes() == topic) {
+            StateRole::Compared
+        } else if self.is_listed_kind(topic) {
+            StateRole::MayShow
+        } else {
+            StateRole::None
+        }
     }
 
     /// True for a webhook after which the state of no resource is known: a barrier, and one that names
     /// no resource, of a kind whose updates are compared.
     pub(crate) fn hides_states(&self, topic: &[u8], names_none: bool) -> bool {
-        let is_same_kind = |one: &String| kind_of(one.as_bytes()) == kind_of(topic);
-        is_barrier(topic) || (names_none && self.topics.iter().any(is_same_kind))
+        is_barrier(topic) || (names_none && self.is_listed_kind(topic))
+    }
+
+    /// True if updates of the kind of this topic are compared.
+    fn is_listed_kind(&self, topic: &[u8]) -> bool {
+        !self.kinds.is_empty() && self.kinds.contains(&kind_of(topic))
     }
 }
 
@@ -128,7 +141,14 @@ mod tests {
         let topics = "products/update, Product/update,orders/updated";
         let arguments = ["--suppress-topics", topics, "--stale-updates", "drop"];
         let settings = checked("resource", &arguments).expect("no mistake");
-        assert!(settings.is_compared(b"Product/update") && !settings.is_compared(b"Product"));
+        for (topic, role) in [
+            ("Product/update", StateRole::Compared),
+            ("products/create", StateRole::MayShow),
+            ("orders/create", StateRole::MayShow),
+            ("carts/update", StateRole::None),
+        ] {
+            assert_eq!(settings.role(topic.as_bytes()), role, "{topic}");
+        }
         assert!(settings.core.drops_stale && settings.core.bytes == 64 << 20);
         let refused =
             ["products/create", "products/delete", "shop/redact", "customers/data_request"];

@@ -26,6 +26,7 @@ mod socket;
 mod status;
 mod top;
 mod walk;
+mod webhook_text;
 
 use std::process::ExitCode;
 

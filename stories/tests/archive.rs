@@ -153,6 +153,52 @@ async fn an_encrypted_archive_is_read_with_old_and_new_keys_and_not_without() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_key_is_missing_an_operator_is_obeyed_and_the_process_stops() {
+    let directory = tempfile::tempdir().expect("make a directory");
+    let file = directory.path().join("archive-keys");
+    fs::write(&file, OLD_KEY).expect("write a key");
+    let keys = [("ARCHIVE_KEY_FILE", file.to_str().expect("a path of letters"))];
+    let mut archiving = Archiving::start(&keys).await;
+    // Another consumer keeps in the queue what is archived.
+    let added = archiving.cell.spillway(&["consumers", "add", "billing"]).await;
+    assert!(added.status.success(), "{added:?}");
+    for product in 1..4 {
+        let webhook = Webhook::product(product, &format!("id-{product}"), b"{}".to_vec());
+        assert_eq!(post(archiving.receiver.address(), &webhook).await.status, 200);
+    }
+    let archived = async || archiving.archiver.metric("spillway_archived_total").await == Some(3.0);
+    until("all is archived", SOON, archived).await;
+    let objects = archiving.archive.objects().len();
+    archiving.archiver.sigterm();
+    assert!(archiving.archiver.exit(SOON).await.success());
+
+    // It begins again, and may not write what it cannot read twice.
+    let forgotten = archiving.cell.spillway(&["consumers", "forget", "archive", "--yes"]).await;
+    assert!(forgotten.status.success(), "{forgotten:?}");
+    fs::write(&file, NEW_KEY).expect("write a key");
+    archiving.archiver.restart();
+    archiving.archiver.unready("archive_no_key").await;
+    let paused = archiving.cell.spillway(&["pause", "--consumer", "archive", "--all"]).await;
+    assert!(paused.status.success(), "{paused:?}");
+    let pauses = async || archiving.archiver.metric("spillway_pauses").await == Some(1.0);
+    until("it is paused", SOON, pauses).await;
+    archiving.archiver.sigterm();
+    assert!(archiving.archiver.exit(SOON).await.success());
+    assert!(!archiving.archiver.output().contains("out of time"), "it stops at once");
+
+    let resumed = archiving.cell.spillway(&["resume", "--consumer", "archive"]).await;
+    assert!(resumed.status.success(), "{resumed:?}");
+    fs::write(&file, format!("{NEW_KEY}{OLD_KEY}")).expect("write keys");
+    archiving.archiver.restart();
+    archiving.archiver.ready().await;
+    let webhook = Webhook::product(4, "id-4", b"{}".to_vec());
+    assert_eq!(post(archiving.receiver.address(), &webhook).await.status, 200);
+    let archived = async || archiving.archiver.metric("spillway_archived_total").await == Some(1.0);
+    until("what is new is archived", SOON, archived).await;
+    assert_eq!(archiving.archive.objects().len(), objects + 1, "nothing is written twice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_archive_that_is_away_keeps_everything_in_the_queue() {
     let archiving = Archiving::start(&[]).await;
     let path = archiving.archive.path();

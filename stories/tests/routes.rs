@@ -212,6 +212,7 @@ async fn a_consumer_of_one_program_is_never_led_by_the_other() {
     downstreamer.leads().await;
     let producer = cell.kafka_producer_to("127.0.0.1:9", &[("CONSUMER", "audit")]);
     // It is refused at once, not only when the leader is gone.
+    producer.unready("queue_refused").await;
     producer.unready("is one of the kind downstreamer").await;
     downstreamer.sigterm();
     assert!(downstreamer.exit(SOON).await.success());

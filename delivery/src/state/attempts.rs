@@ -130,6 +130,11 @@ impl Attempts {
         self.waited_at < since
     }
 
+    /// Number of attempts that may show the state of any resource.
+    pub(crate) fn hiding(&self) -> usize {
+        self.running.values().filter(|attempt| attempt.sent.hides_states).count()
+    }
+
     /// Number of attempts under way.
     pub(crate) fn len(&self) -> usize {
         self.running.len()

@@ -3,7 +3,7 @@
 
 use spillway_webhook::fingerprint::Fingerprint;
 
-use crate::classified::{Content, UpdateState};
+use crate::classified::{Content, StateRole, UpdateState};
 use crate::state::Core;
 use crate::state::attempts::Attempt;
 use crate::state::index::{Node, NodeKey, ResourceKey};
@@ -18,8 +18,10 @@ pub(crate) fn update<C: Content>(
     content: &C,
     record_index: u32,
 ) -> Option<UpdateState> {
-    let is_compared = core.ledger.last_delivered.is_on() && core.queue.index.node(node).is_compared;
-    is_compared.then(|| content.update(record_index)).flatten()
+    let is_compared = core.queue.index.node(node).role == StateRole::Compared;
+    (is_compared && core.ledger.last_delivered.is_on())
+        .then(|| content.update(record_index))
+        .flatten()
 }
 
 /// Ends the head of a resource if the update that would be sent for it shows nothing new. Returns true
@@ -60,12 +62,19 @@ pub(crate) fn begin_attempt<C: Content>(
     if !core.ledger.last_delivered.is_on() {
         return None;
     }
-    let Node { position, hides_states, .. } = *core.queue.index.node(node);
-    let hash = core.queue.index.resource(resource)?.hash;
-    if hides_states {
+    let Node { position, role, .. } = *core.queue.index.node(node);
+    // First: the end of the attempt is counted in any case.
+    if role == StateRole::HidesAll {
         core.ledger.last_delivered.on_hiding(position.ms);
     }
-    let sent = core.ledger.last_delivered.on_attempt(hash, update, position.ms);
+    let hash = core.queue.index.resource(resource)?.hash;
+    let sent = match role {
+        StateRole::Compared | StateRole::MayShow => {
+            core.ledger.last_delivered.on_attempt(hash, update, position.ms)
+        }
+        // The first has no resource of which anything is known, and the other is counted for all of them.
+        StateRole::None | StateRole::HidesAll => None,
+    };
     if is_replay {
         core.ledger.last_delivered.forget(hash);
         return None;

@@ -1,6 +1,8 @@
 //! Sends what may be sent: one turn after the other, while there are slots.
 
-use crate::classified::Content;
+use spillway_webhook::fingerprint::Fingerprint;
+
+use crate::classified::{Content, StateRole, UpdateState};
 use crate::event::{Dispatch, Effect};
 use crate::state::Core;
 use crate::state::attempts::{Attempt, Sent};
@@ -70,12 +72,7 @@ fn begin<C: Content>(core: &mut Core<C>, turn: Turn) -> Option<Effect<C>> {
     if !is_replay && compare::ends_as_known(core, turn.resource, fingerprint, update) {
         return None;
     }
-    let update = compare::begin_attempt(core, turn.resource, node, update, is_replay);
-    let hides_states = core.queue.index.node(node).hides_states;
-    let run = core.queue.index.run(turn.resource);
-    let older = u32::try_from(run.len() - 1).unwrap_or(u32::MAX);
-    let sent = Sent { fingerprint, older, update, hides_states };
-    send(core, turn, node, (content, record_index), sent)
+    send(core, turn, node, (content, record_index), (fingerprint, update))
 }
 
 fn send<C: Content>(
@@ -83,10 +80,11 @@ fn send<C: Content>(
     turn: Turn,
     node: NodeKey,
     (content, record_index): (C, u32),
-    sent: Sent,
+    (fingerprint, update): (Option<Fingerprint>, Option<UpdateState>),
 ) -> Option<Effect<C>> {
     let Turn { shop, lane, resource } = turn;
-    let Sent { fingerprint, older, .. } = sent;
+    let run = core.queue.index.run(resource);
+    let older = u32::try_from(run.len() - 1).unwrap_or(u32::MAX);
     let position = core.queue.index.node(node).position;
     let head = core.queue.index.head(resource)?;
     let is_replay = core.queue.index.replay(node).is_some();
@@ -101,6 +99,9 @@ fn send<C: Content>(
     row.flow.began_at = now;
     row.flow.is_in_line = false;
     let is_suspect = row.flow.suspect.is_some();
+    // Nothing may fail from here on: what an attempt begins to hide, its end shows again.
+    let hides_states = core.queue.index.node(node).role == StateRole::HidesAll;
+    let update = compare::begin_attempt(core, resource, node, update, is_replay);
     let id = core.attempts.begin(Attempt {
         resource,
         lane,
@@ -110,7 +111,7 @@ fn send<C: Content>(
         began: now,
         began_active: active,
         in_flight: core.attempts.len() + 1,
-        sent,
+        sent: Sent { fingerprint, older, update, hides_states },
         is_suspect,
         is_slow: false,
         is_long: false,

@@ -7,7 +7,7 @@ use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use crate::classified::{Class, Classified, Content};
+use crate::classified::{Class, Classified, Content, StateRole};
 use crate::config::{Config, Suppression, Tuning};
 use crate::event::Loaded;
 use crate::state::Core;
@@ -87,8 +87,7 @@ pub(crate) fn classified(resource: u64, lane: u64) -> Classified {
         class: Class::Rest,
         is_barrier: false,
         coalesces: 1,
-        is_compared: false,
-        hides_states: false,
+        role: StateRole::None,
         fingerprint: None,
         expires_at_ms: None,
         is_excluded: false,

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use spillway_delivery::{Class, Classified, Content};
+use spillway_delivery::{Class, Classified, Content, StateRole};
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
@@ -173,8 +173,7 @@ impl Webhook {
             class: Class::Rest,
             is_barrier: false,
             coalesces: 0,
-            is_compared: false,
-            hides_states: false,
+            role: StateRole::None,
             fingerprint: None,
             expires_at_ms: None,
             is_excluded: false,

@@ -8,7 +8,9 @@ use spillway_webhook::position::Position;
 use crate::backend::{Backends, Mode};
 use crate::random::mix;
 use crate::redis::Redis;
-use crate::webhook::{BARRIERS, ORDERS, PRODUCTS, Resource, SHOPS, Webhook, shop_hash};
+use crate::webhook::{
+    BARRIERS, ORDERS, PRODUCTS, Resource, SHOPS, UNCOMPARED, UNDATED, Webhook, shop_hash,
+};
 use crate::world::{Task, World};
 
 /// Most webhooks that wait. More would only take longer.
@@ -113,6 +115,15 @@ impl World {
         (shop, kind, self.small(self.plan.resources))
     }
 
+    /// Subscription of a webhook. Products have more than one, and a topic that is not compared.
+    fn subscription(&mut self, kind: u8) -> u8 {
+        match kind {
+            PRODUCTS if self.random.chance(150) => UNCOMPARED,
+            PRODUCTS => 1 + self.small(SUBSCRIPTIONS),
+            _ => 1,
+        }
+    }
+
     fn small(&mut self, bound: u64) -> u8 {
         u8::try_from(self.random.below(bound)).expect("it is small")
     }
@@ -129,9 +140,11 @@ impl World {
             let fingerprint = u128::from(mix(self.random.next())) | 1;
             let (shop, kind, resource) = self.some_resource();
             let state = self.small(STATES);
-            let subscription = if kind == PRODUCTS { 1 + self.small(SUBSCRIPTIONS) } else { 1 };
+            let subscription = self.subscription(kind);
             let late_ms = if self.random.chance(150) { self.random.below(LATE_MS) } else { 0 };
-            let updated_ms = (ms - late_ms) / ROUGH_MS * ROUGH_MS;
+            let is_dated =
+                kind != PRODUCTS || subscription == UNCOMPARED || self.random.chance(900);
+            let updated_ms = if is_dated { (ms - late_ms) / ROUGH_MS * ROUGH_MS } else { UNDATED };
             let new = Webhook {
                 position,
                 shop,

@@ -139,6 +139,9 @@ impl World {
         if let Some(lost) = self.leader.core.lost_turn() {
             return Err(lost);
         }
+        if let Some(wrong) = self.leader.core.uncounted_hiding() {
+            return Err(wrong);
+        }
         self.check_shares()
     }
 

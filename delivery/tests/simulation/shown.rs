@@ -1,7 +1,7 @@
 //! States that backends have of each resource, to check what was dropped because it showed nothing new.
 //!
 //! There are two kinds of backend: one takes whatever comes, and the other ignores what is older than
-//! what it has.
+//! what it has. Both take a state without a time.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,7 +9,7 @@ use spillway_delivery::Outcome;
 use spillway_webhook::position::Position;
 
 use crate::truth::Violation;
-use crate::webhook::{PRODUCTS, Resource, Webhook};
+use crate::webhook::{PRODUCTS, Resource, UNDATED, Webhook};
 
 /// Circumstances under which an update was dropped.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +53,13 @@ impl Shown {
         self.last.insert(resource, state);
         self.last_of.insert((resource, subscription), state);
         let newest = self.newest.entry(resource).or_insert((updated_ms, state));
-        if newest.0 <= updated_ms {
+        if updated_ms == UNDATED {
+            // There is nothing to compare: it is taken, and what is due is this state from now on.
+            newest.1 = state;
+            if let Some(due) = self.due.get_mut(&resource) {
+                due.2 = state;
+            }
+        } else if newest.0 <= updated_ms {
             *newest = (updated_ms, state);
         }
         let heard = self.heard_ms.entry(resource).or_default();

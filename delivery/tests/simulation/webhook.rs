@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
-use spillway_delivery::{Class, Classified, Content, UpdateState};
+use spillway_delivery::{Class, Classified, Content, StateRole, UpdateState};
 use spillway_webhook::BodyState;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
@@ -17,6 +17,10 @@ pub(crate) const ORDERS: u8 = 0;
 pub(crate) const PRODUCTS: u8 = 1;
 /// Kind of requests to erase a shop's data: barriers in the priority class.
 pub(crate) const BARRIERS: u8 = 2;
+/// Subscription to a topic whose webhooks are not compared.
+pub(crate) const UNCOMPARED: u8 = 0;
+/// Time of a state whose body has no time.
+pub(crate) const UNDATED: u64 = 0;
 /// Paths to which webhooks are sent.
 const PATHS: u128 = 3;
 /// Bytes of a webhook.
@@ -51,9 +55,9 @@ pub(crate) struct Webhook {
     pub fingerprint: Fingerprint,
     /// State of the resource that the body shows.
     pub state: u8,
-    /// Time of that state.
+    /// Time of that state; [`UNDATED`] if the body has none.
     pub updated_ms: u64,
-    /// Number of the subscription, from 1.
+    /// Number of the subscription; [`UNCOMPARED`] for a topic whose webhooks are not compared.
     pub subscription: u8,
 }
 
@@ -78,7 +82,16 @@ impl Webhook {
     }
 
     pub(crate) fn is_compared(&self, scheme: Scheme) -> bool {
-        self.kind != BARRIERS && scheme == Scheme::Resource
+        self.role(scheme) == StateRole::Compared
+    }
+
+    fn role(&self, scheme: Scheme) -> StateRole {
+        match (self.is_barrier(), scheme, self.subscription) {
+            (true, ..) => StateRole::HidesAll,
+            (false, Scheme::Shop, _) => StateRole::None,
+            (false, Scheme::Resource, UNCOMPARED) => StateRole::MayShow,
+            (false, Scheme::Resource, _) => StateRole::Compared,
+        }
     }
 
     pub(crate) fn resource(&self) -> Resource {
@@ -110,8 +123,7 @@ impl Webhook {
             class: if self.is_barrier() { Class::Priority } else { Class::Rest },
             is_barrier: self.is_barrier(),
             coalesces: u32::from(self.coalesces(scheme)),
-            is_compared: self.is_compared(scheme),
-            hides_states: self.is_barrier(),
+            role: self.role(scheme),
             fingerprint: keeps_fingerprints.then_some(self.fingerprint),
             expires_at_ms: self.resource.is_multiple_of(2).then_some(0),
             is_excluded: exclusion.excludes(self),
@@ -168,7 +180,7 @@ impl Content for Bytes {
         let hash = u128::from(mix(u64::from(state)));
         Some(UpdateState {
             subscription: NonZeroU32::new(u32::from(subscription))?,
-            body: BodyState { hash, updated_ms: Some(updated_ms) },
+            body: BodyState { hash, updated_ms: Some(updated_ms).filter(|ms| *ms != UNDATED) },
         })
     }
 

@@ -19,8 +19,9 @@ use super::range::{ObjectRange, RangeArguments};
 use super::{OpenArchive, UnreadObjects};
 use crate::failure::Failure;
 use crate::format::OutputArgs;
-use crate::out::{Progress, line, printable, size, table};
+use crate::out::{Progress, line, size, table};
 use crate::walk::Met;
+use crate::webhook_text::webhook_text;
 
 /// Shops and topics of an object that are shown, those with the most webhooks first.
 const LABELS_SHOWN: usize = 20;
@@ -208,23 +209,7 @@ fn print_webhook(
     if output.is_json() {
         return Ok(line(webhook_json(met))?);
     }
-    let facts = [
-        ("Spillway-Id", met.id.to_string()),
-        ("webhook id", met.webhook_id()),
-        ("shop", met.shop()),
-        ("topic", met.topic()),
-        ("resource", met.resource()),
-        ("received", rfc3339(met.view.received_at_ms)),
-        ("object", object.to_string()),
-    ];
-    let mut shown = table(&["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
-    shown.push_str(&format!("\n\nPOST {}\n", printable(met.view.target)));
-    for (name, value) in met.view.headers() {
-        shown.push_str(&format!("{}: {}\n", printable(name), printable(value)));
-    }
-    shown.push('\n');
-    shown.push_str(printable(met.view.body).trim_end());
-    Ok(line(shown.trim_start())?)
+    Ok(line(webhook_text(met, ("object", object.to_string())))?)
 }
 
 /// A webhook as JSON. A body that is not UTF-8 is in base64. `ops/archive/read.py` prints the same fields.

@@ -5,12 +5,12 @@ use std::ops::ControlFlow;
 
 use spillway_queue::controls::Filter;
 use spillway_webhook::WebhookId;
-use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
-use crate::out::{line, printable, table};
+use crate::out::line;
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
+use crate::webhook_text::webhook_text;
 
 /// The body and the text to print.
 struct ShownWebhook {
@@ -67,22 +67,7 @@ async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<ShownWebhook
 impl ShownWebhook {
     fn of(met: &Met<'_>) -> Self {
         let aside = met.aside.map(|aside| aside.to_string());
-        let facts = [
-            ("Spillway-Id", met.id.to_string()),
-            ("webhook id", met.webhook_id()),
-            ("shop", met.shop()),
-            ("topic", met.topic()),
-            ("resource", met.resource()),
-            ("received", rfc3339(met.view.received_at_ms)),
-            ("waits in", aside.unwrap_or_else(|| "the main stream".to_owned())),
-        ];
-        let mut text = table(&["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
-        text.push_str(&format!("\n\nPOST {}\n", printable(met.view.target)));
-        for (name, value) in met.view.headers() {
-            text.push_str(&format!("{}: {}\n", printable(name), printable(value)));
-        }
-        text.push('\n');
-        text.push_str(printable(met.view.body).trim_end());
-        Self { body: met.view.body.to_vec(), text: text.trim_start().to_owned() }
+        let place = aside.unwrap_or_else(|| "the main stream".to_owned());
+        Self { body: met.view.body.to_vec(), text: webhook_text(met, ("waits in", place)) }
     }
 }

@@ -4,7 +4,7 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
 use super::{LaneKey, ResourceKey, usize_of};
-use crate::classified::{Class, Classified};
+use crate::classified::{Class, Classified, StateRole};
 use crate::state::index::key_of;
 
 /// Key of a webhook in the index.
@@ -36,10 +36,8 @@ pub(crate) struct Node {
     pub coalesces: u32,
     /// True if an operator requested it again.
     pub is_replay: bool,
-    /// True if it shows a state that is compared with the last one delivered of its resource.
-    pub is_compared: bool,
-    /// True if it may show the state of any resource.
-    pub hides_states: bool,
+    /// Part in the comparison of updates.
+    pub role: StateRole,
 }
 
 impl Node {
@@ -61,8 +59,7 @@ impl Node {
             class: classified.class,
             coalesces: if is_replay { 0 } else { classified.coalesces },
             is_replay,
-            is_compared: classified.is_compared,
-            hides_states: classified.hides_states,
+            role: classified.role,
         }
     }
 }

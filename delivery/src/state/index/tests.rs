@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use spillway_webhook::fingerprint::Fingerprint;
 
 use super::*;
-use crate::classified::Class;
+use crate::classified::{Class, StateRole};
 
 const LANE: LaneKey = 0;
 
@@ -41,8 +41,7 @@ impl One {
             class: Class::Rest,
             is_barrier: false,
             coalesces: 0,
-            is_compared: false,
-            hides_states: false,
+            role: StateRole::None,
             fingerprint,
             expires_at_ms: None,
             is_excluded: false,
