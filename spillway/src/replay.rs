@@ -119,6 +119,7 @@ async fn begin(
     if !output.is_json() {
         line(plan.told())?;
     }
+    let skips = delivered.skips(&place.cell, &spec).await?;
     let mut link = RedisLink::new(place.cell.redis()?);
     let mut feed = ReplayFeed::new(link.redis(), &consumer);
     let json = spec.to_json();
@@ -126,7 +127,6 @@ async fn begin(
     let started =
         link.patiently(async |connection| feed.start(connection, &json, first).await).await?;
     started.map_err(refused)?;
-    let skips = delivered.skips(&place.cell, &spec).await?;
     let mut feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
     feeding.run(output).await
 }

@@ -15,6 +15,8 @@ pub(super) struct DeliveredWebhooks {
     pub cell: u32,
     /// Everything up to here is settled, or waits in a lane.
     pub cursor: StreamId,
+    /// Webhooks that it has not settled.
+    pub waiting: u64,
     /// Webhooks that the consumer delivers.
     pub filter: ConsumerFilter,
 }
@@ -39,6 +41,7 @@ impl DeliveredWebhooks {
             consumer: consumer.to_owned(),
             cell: own.unwrap_or_default(),
             cursor,
+            waiting: known.waiting,
             filter: known.notes.filter.clone().unwrap_or_default(),
         })
     }

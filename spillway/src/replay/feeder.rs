@@ -1,8 +1,8 @@
 //! Decides which archived webhook is fed next. Pure: it knows no clock, no Redis and no archive.
 //!
 //! Webhooks are offered in the order of the archive. A shop has at most `per_shop` replays that are not settled. While
-//! it stands at that, its next webhooks are held in memory. If its oldest replay is not settled for [`STUCK_AFTER`],
-//! the shop is stuck: its webhooks are left, from one position on, and a later pass over the archive offers them
+//! it stands at that, its next webhooks are held in memory. If its oldest replay is not settled for 5 s, the shop is
+//! stuck: its webhooks are left, from one position on, and a later pass over the archive offers them
 //! again. So a shop that fails stops no other one, and each shop keeps its order.
 //!
 //! | pass | offers | ends |
@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use spillway_webhook::{Position, StreamId};
 
+mod open;
 #[cfg(test)]
 mod simulation;
 
-/// Time for which a replay of a shop is not settled, after which the shop does not hold others up. A delivery that
-/// succeeds takes less.
-pub(super) const STUCK_AFTER: Duration = Duration::from_secs(5);
+use self::open::OpenReplays;
+
 /// Time for which a webhook is held while there is no room to hold more, after which its shop is left: it is slow.
 const SLOW_AFTER: Duration = Duration::from_secs(30);
 /// Webhooks of one step: they are appended by one script.
@@ -133,24 +133,6 @@ struct HeldWebhook<T> {
     payload: T,
 }
 
-/// Replays that are not settled.
-#[derive(Debug, Default)]
-struct OpenReplays {
-    /// By shop: id and time at which it was fed. Those of the step that is written have no id yet.
-    shops: HashMap<String, OpenOfShop>,
-    count: usize,
-    /// As of the last look.
-    stuck: HashSet<String>,
-    /// Number of those that are not of stuck shops.
-    moving: usize,
-}
-
-#[derive(Debug, Default)]
-struct OpenOfShop {
-    fed: BTreeMap<StreamId, Duration>,
-    in_step: usize,
-}
-
 /// Room for another replay of a shop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ShopRoom {
@@ -162,23 +144,6 @@ enum ShopRoom {
     Stuck,
 }
 
-impl OpenReplays {
-    fn of(&self, shop: &str) -> usize {
-        self.shops.get(shop).map_or(0, |open| open.fed.len() + open.in_step)
-    }
-
-    fn look(&mut self, now: Duration) {
-        let is_stuck = |open: &OpenOfShop| {
-            let oldest = open.fed.values().min();
-            oldest.is_some_and(|fed_at| now.saturating_sub(*fed_at) > STUCK_AFTER)
-        };
-        let stuck = self.shops.iter().filter(|(_, open)| is_stuck(open));
-        self.stuck = stuck.map(|(shop, _)| shop.clone()).collect();
-        let of_stuck: usize = self.stuck.iter().map(|shop| self.of(shop)).sum();
-        self.moving = self.count - of_stuck;
-    }
-}
-
 impl<T> Feeder<T> {
     /// Goes on after `after`, with these shops left, and these replays open since now at the latest.
     pub(super) fn new(
@@ -188,11 +153,6 @@ impl<T> Feeder<T> {
         open: Vec<(StreamId, String)>,
         now: Duration,
     ) -> Self {
-        let mut replays = OpenReplays { count: open.len(), ..OpenReplays::default() };
-        for (id, shop) in open {
-            replays.shops.entry(shop).or_default().fed.insert(id, now);
-        }
-        replays.look(now);
         Self {
             limits,
             pass: FeedPass::Front,
@@ -201,7 +161,7 @@ impl<T> Feeder<T> {
             left,
             is_front_done: false,
             held: HeldWebhooks { shops: BTreeMap::new(), count: 0, bytes: 0 },
-            open: replays,
+            open: OpenReplays::new(open, now),
             step: Vec::new(),
             step_bytes: 0,
             changed: BTreeSet::new(),
@@ -221,7 +181,7 @@ impl<T> Feeder<T> {
 
     /// Ids of all replays that are not known to be settled.
     pub(super) fn open_ids(&self) -> Vec<StreamId> {
-        self.open.shops.values().flat_map(|open| open.fed.keys().copied()).collect()
+        self.open.ids().collect()
     }
 
     /// Sets how many webhooks may be fed until this is set again.
@@ -303,11 +263,8 @@ impl<T> Feeder<T> {
         payload: impl FnOnce() -> T,
     ) -> Offer {
         let is_holding = self.held.shops.contains_key(shop);
-        let room = if is_holding && !self.open.stuck.contains(shop) {
-            ShopRoom::Share
-        } else {
-            self.room(shop)
-        };
+        let room =
+            if is_holding && !self.open.is_stuck(shop) { ShopRoom::Share } else { self.room(shop) };
         let is_new = !self.left.contains_key(shop);
         match room {
             ShopRoom::Full => Offer::Wait,
@@ -351,7 +308,7 @@ impl<T> Feeder<T> {
             held.front().is_some_and(|first| now.saturating_sub(first.since) > SLOW_AFTER)
         };
         let lags = |(shop, held): &(&String, &VecDeque<HeldWebhook<T>>)| {
-            self.open.stuck.contains(*shop) || (is_full && is_slow(held))
+            self.open.is_stuck(shop) || (is_full && is_slow(held))
         };
         let lagging: Vec<String> =
             self.held.shops.iter().filter(lags).map(|(shop, _)| shop.clone()).collect();
@@ -385,21 +342,12 @@ impl<T> Feeder<T> {
         ids: impl IntoIterator<Item = (String, StreamId)>,
         now: Duration,
     ) {
-        for (shop, id) in ids {
-            let open = self.open.shops.entry(shop).or_default();
-            open.in_step = open.in_step.saturating_sub(1);
-            open.fed.insert(id, now);
-        }
+        ids.into_iter().for_each(|(shop, id)| self.open.on_written(shop, id, now));
     }
 
     /// Notes which replays are not settled, of those that [`Self::open_ids`] returned.
     pub(super) fn on_unsettled(&mut self, unsettled: &HashSet<StreamId>) {
-        self.open.shops.retain(|_, open| {
-            let before = open.fed.len();
-            open.fed.retain(|id, _| unsettled.contains(id));
-            self.open.count -= before - open.fed.len();
-            !open.fed.is_empty() || open.in_step > 0
-        });
+        self.open.on_unsettled(unsettled);
     }
 
     /// Ends the pass. `end` is the last position of the range if the first pass offered all of it.
@@ -438,7 +386,7 @@ impl<T> Feeder<T> {
     }
 
     fn room(&self, shop: &str) -> ShopRoom {
-        if self.open.stuck.contains(shop) {
+        if self.open.is_stuck(shop) {
             return ShopRoom::Stuck;
         }
         if self.open.of(shop) >= self.limits.per_shop {
@@ -446,8 +394,8 @@ impl<T> Feeder<T> {
         }
         let is_full = self.is_step_full()
             || self.budget == 0
-            || self.open.moving >= self.limits.at_once
-            || self.open.count >= self.limits.open;
+            || self.open.moving() >= self.limits.at_once
+            || self.open.count() >= self.limits.open;
         if is_full { ShopRoom::Full } else { ShopRoom::Yes }
     }
 
@@ -468,9 +416,7 @@ impl<T> Feeder<T> {
     }
 
     fn feed(&mut self, shop: String, payload: T, bytes: usize) {
-        self.open.shops.entry(shop.clone()).or_default().in_step += 1;
-        self.open.count += 1;
-        self.open.moving += 1;
+        self.open.add(&shop);
         self.budget = self.budget.saturating_sub(1);
         self.step_bytes += bytes;
         self.step.push((shop, payload));

@@ -46,7 +46,8 @@ impl PassReader {
         skips: SkippedWebhooks,
         after: Position,
     ) -> Self {
-        let (store, keys) = (Arc::new(archive.store), archive.keys);
+        let store = Arc::new(archive.store);
+        let keys = archive.keys;
         // All of its entry is read again, and passed by.
         let source = WebhookSource::new(&store, &keys, plan.objects.clone(), &spec, after);
         Self {

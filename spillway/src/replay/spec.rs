@@ -50,7 +50,7 @@ pub(super) struct StartArguments {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     at_once: Option<u32>,
 
-    /// Only report what would be replayed, also with a variable or an alias that adds --yes
+    /// Only report what would be replayed, whatever --yes says
     #[arg(long)]
     dry_run: bool,
 
@@ -145,11 +145,13 @@ impl AskedReplay {
         let mut through = StreamId { ms: to_ms, seq: u64::MAX };
         if cell == delivered.cell && delivered.cursor < through {
             through = delivered.cursor;
-            capped.push(format!(
-                "ends at {}: what was stored later, {} has not settled yet",
-                rfc3339(through.ms),
-                delivered.consumer
-            ));
+            if delivered.waiting > 0 {
+                capped.push(format!(
+                    "ends at {}: what was stored later, {} has not settled yet",
+                    rfc3339(through.ms),
+                    delivered.consumer
+                ));
+            }
         }
         let newest = archive.store.newest_before(cell, through.next()).await?;
         let all = archive.store.objects_from(cell, through).await?;
