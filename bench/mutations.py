@@ -3,6 +3,7 @@
 
   bench/mutations.py core [WORD ...]     the delivery core; only mistakes whose names contain a WORD
   bench/mutations.py store [WORD ...]    the receiver's store mode
+  bench/mutations.py replay [WORD ...]   replays from the archive
   bench/mutations.py service [WORD ...]  what surrounds them: TLS, files that are read again, probes, traces
 
 Works on a copy of the last commit, with a separate target directory: two minutes for a mistake that only
@@ -519,6 +520,22 @@ STORE = [
     ('holds end without a notification', 'gate.rs',
      'self.opened.notify_waiters();', ''),
 ]
+# Replays from the archive: which webhook is fed next.
+REPLAY = [
+    ('a stuck shop is fed on', 'feeder/open.rs', 'now.saturating_sub(*fed_at) > STUCK_AFTER)', 'now.saturating_sub(*fed_at) > STUCK_AFTER * 1_000)'),
+    ('a shop has all slots', 'feeder.rs', 'self.open.of(shop) >= self.limits.per_shop', 'self.open.of(shop) >= self.limits.at_once'),
+    ('slots of stuck shops count', 'feeder.rs', 'self.open.moving() >= self.limits.at_once', 'self.open.count() >= self.limits.at_once'),
+    ('open replays have no bound', 'feeder.rs', '|| self.open.count() >= self.limits.open;', '|| self.open.count() > 1_000_000;'),
+    ('what was fed is left', 'feeder.rs', 'next.or_else(|| is_again.then(|| after(first.position)))', 'next.or_else(|| is_again.then_some(first.position))'),
+    ('a shop that is left is fed by the first pass', 'feeder.rs',
+     'FeedPass::Front => position > self.after && !self.passed_over.contains(shop),', 'FeedPass::Front => position > self.after,'),
+    ('a shop that is passed over is forgotten', 'feeder.rs',
+     'let is_over = |shop: &&String| !self.passed_over.contains(*shop);', 'let is_over = |shop: &&String| !shop.is_empty();'),
+    ('a resumed replay knows no shops that are left', 'feeder.rs',
+     'passed_over: left.keys().cloned().collect(),\n            left,', 'passed_over: HashSet::new(),\n            left,'),
+    ('later passes go beyond the first', 'feeder.rs', 'is_left && position <= self.after && ', 'is_left && '),
+    ('what is held is overtaken', 'feeder.rs', 'let room = if is_holding && ', 'let room = if is_holding && shop.is_empty() && '),
+]
 # TLS, files that are read again, the admin endpoint, settings, traces.
 SERVICE = [
     ('each address of a long network counts for itself', 'request-receiver/src/tls.rs',
@@ -628,6 +645,7 @@ MACHINES = {
     "core": (CORE, "spillway-delivery", "delivery/src",
              [["--lib", "--test", "flow", "--test", "chunks", "--test", "updates"], ["--test", "hour"], ["--test", "simulation"]]),
     "store": (STORE, "request-receiver", "request-receiver/src/store", [["--lib", "store::"]]),
+    "replay": (REPLAY, "spillway", "spillway/src/replay", [["--bins", "replay::"]]),
     "service": (SERVICE, None, "", [["--lib"]]),
 }
 # Package whose tests find the mistakes in a file, where that is another one than the file's.

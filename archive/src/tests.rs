@@ -1,5 +1,7 @@
 //! Objects are read as they were written, damage is found, and an archive in a directory holds what was put.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
@@ -10,7 +12,9 @@ use crate::bloom::{resource_hash, webhook_id_hash};
 use crate::keys::KeyRing;
 use crate::keys::tests::{NEW, OLD, ring};
 use crate::store::{ArchiveStore, ArchiveUrl, PutOutcome};
-use crate::{ArchiveObject, BadObject, ListedObject, ObjectTail, ObjectWriter, SealedObject};
+use crate::{
+    ArchiveObject, ArchiveReader, BadObject, ListedObject, ObjectTail, ObjectWriter, SealedObject,
+};
 
 const CELL: u32 = 0xa1b2_c3d4;
 /// Noon of 2026-01-01.
@@ -355,4 +359,76 @@ async fn an_object_that_is_too_large_is_refused_before_it_is_read() {
     let objects = store.objects(CELL, "2026-01-01").await.expect("a list");
     let tail = store.tail(&objects[0], &KeyRing::default()).await.map(|_| ());
     assert_eq!(tail.expect_err("it is too large").kind(), "corrupt");
+}
+
+/// Entries and first bytes of the packs between two entries, and the number of objects that were read for them.
+async fn read(
+    store: &ArchiveStore,
+    keys: KeyRing,
+    after: StreamId,
+    through: StreamId,
+) -> (Vec<(StreamId, Bytes)>, u64) {
+    let objects = store.objects(CELL, "2026-01-01").await.expect("a list");
+    let store = Arc::new(store.clone());
+    let mut reader = ArchiveReader::new(store, Arc::new(keys), objects, after, through);
+    let mut found = Vec::new();
+    while let Some(pack) = reader.next().await.expect("sound objects") {
+        assert_eq!(pack.is_corrupt, !pack.bytes.starts_with(b"SPWY"));
+        found.push((pack.entry, pack.bytes));
+    }
+    (found, reader.objects_read())
+}
+
+#[tokio::test]
+async fn packs_of_a_range_are_read_once_in_order_from_the_objects_that_hold_them() {
+    let (_directory, store) = directory();
+    let one = |ms| (id(ms, 0), pack(ms..ms + 1, 40));
+    let corrupt = (id(25, 0), Bytes::from_static(b"no pack at all"));
+    // The second one overlaps with the first, and holds another pack under the same entry.
+    let other = (id(12, 0), pack(90..92, 40));
+    for packs in [
+        vec![one(1), one(10), one(12)],
+        vec![one(10), other.clone(), one(14)],
+        vec![one(20), corrupt.clone()],
+        vec![one(30), one(40)],
+    ] {
+        store.put(&object(&packs, &KeyRing::default()), true).await.expect("a put");
+    }
+    let whole = read(&store, KeyRing::default(), id(0, 0), id(99, 0)).await;
+    let mut twelfth = vec![one(12), other];
+    twelfth.sort_by_key(|(_, pack)| pack.len());
+    let expected = [
+        vec![one(1), one(10)],
+        twelfth.clone(),
+        vec![one(14), one(20), corrupt.clone(), one(30), one(40)],
+    ];
+    assert_eq!(whole.0, expected.concat());
+    assert!((4..=6).contains(&whole.1), "{} objects were read", whole.1);
+    // The first bound is left out, the last one is not.
+    let part = read(&store, KeyRing::default(), id(20, 0), id(30, 0)).await;
+    assert_eq!(part, (vec![corrupt, one(30)], 2));
+    let none = read(&store, KeyRing::default(), id(40, 0), id(99, 0)).await;
+    assert_eq!(none, (Vec::new(), 0));
+}
+
+#[tokio::test]
+async fn a_reader_leaves_out_nothing_that_it_cannot_read() {
+    let (directory, store) = directory();
+    let (_, sealed) = sample(&ring(&[OLD]));
+    store.put(&sealed, true).await.expect("a put");
+    let first = async |keys| {
+        let objects = store.objects(CELL, "2026-01-01").await.expect("a list");
+        let store = Arc::new(store.clone());
+        let mut reader =
+            ArchiveReader::new(store, Arc::new(keys), objects, StreamId::ZERO, id(99, 0));
+        reader.next().await.map(|pack| pack.map(|pack| pack.entry))
+    };
+    assert_eq!(first(ring(&[OLD])).await.expect("sound"), Some(id(1, 0)));
+    assert_eq!(first(ring(&[NEW])).await.expect_err("no key").kind(), "no_key");
+    let file = directory.path().join(sealed.name.to_string());
+    let mut bytes = std::fs::read(&file).expect("an object");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).expect("damage it");
+    assert_eq!(first(ring(&[OLD])).await.expect_err("damaged").kind(), "corrupt");
 }

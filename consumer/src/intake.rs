@@ -18,8 +18,10 @@ use tokio::time::Instant;
 const READ_BYTES: usize = 4 << 20;
 /// Packs between intake and the consumer. A pack is usually a megabyte.
 const ARRIVED_MAX: usize = 4;
-/// Time for which a read waits for new entries, and time between two looks for replays.
+/// Time for which a read waits for new entries.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two looks for replays while the main stream never ends. Each look is one short script.
+const REPLAYS_EVERY: Duration = Duration::from_millis(50);
 /// Additional time for Redis' answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const _: () =
@@ -165,22 +167,34 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
         if self.streams != Streams::Main && self.read_replays(connection).await?.is_err() {
             return Ok(Err(Closed));
         }
-        let look_again_at = Instant::now() + PATIENCE;
-        if self.streams == Streams::Replays {
-            tokio::select! {
-                () = self.arrived.closed() => return Ok(Err(Closed)),
-                () = tokio::time::sleep_until(look_again_at) => return Ok(Ok(())),
-            }
+        match self.streams {
+            Streams::Replays => self.wait_for_replay(connection).await,
+            Streams::Main => self.read_main(connection, Instant::now() + PATIENCE).await,
+            Streams::Both => self.read_main(connection, Instant::now() + REPLAYS_EVERY).await,
         }
-        self.read_main(connection, look_again_at).await
     }
 
-    /// Reads the main stream until `look_again_at`.
+    /// Waits for the next replay. All that came before are handed over, so this does not end at once again and
+    /// again.
+    async fn wait_for_replay(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<Result<(), Closed>, QueueError> {
+        let waits = self.reader.wait_for(connection, None, Some(self.replay), PATIENCE);
+        tokio::select! {
+            () = self.arrived.closed() => Ok(Err(Closed)),
+            waited = waits => waited.map(|_| Ok(())),
+        }
+    }
+
+    /// Reads the main stream until `look_again_at`. While it has nothing, waits for its next entry, or for the next
+    /// replay if both are read.
     async fn read_main(
         &mut self,
         connection: &mut Connection,
         look_again_at: Instant,
     ) -> Result<Result<(), Closed>, QueueError> {
+        let replay = (self.streams == Streams::Both).then_some(self.replay);
         while Instant::now() < look_again_at {
             if self.catches_up_at.is_some_and(|at| self.main >= at) {
                 self.catches_up_at = None;
@@ -190,8 +204,11 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
             }
             let entries = self.reader.main_after(connection, self.main, READ_BYTES).await?;
             if entries.is_empty() {
-                let patience = look_again_at.duration_since(Instant::now());
-                self.reader.wait_for_main(connection, self.main, patience).await?;
+                let main = Some(self.main);
+                let found = self.reader.wait_for(connection, main, replay, PATIENCE).await?;
+                if found.is_replay {
+                    return Ok(Ok(()));
+                }
             }
             if let Some(newest) = entries.last() {
                 self.last_read = Some(LastRead::of(newest));

@@ -4,7 +4,7 @@
 #[path = "../../queue/tests/against_redis/server.rs"]
 mod server;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use server::Server;
 use spillway_consumer::intake::{self, IntakeEvent, Streams};
@@ -17,6 +17,7 @@ use tokio::time::timeout;
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     Main(StreamId),
+    Replay(StreamId),
     OlderData,
     Other,
 }
@@ -25,7 +26,8 @@ fn seen(found: IntakeEvent) -> Seen {
     match found {
         IntakeEvent::Main(entry) => Seen::Main(entry.id),
         IntakeEvent::OlderData => Seen::OlderData,
-        IntakeEvent::Replay(_) | IntakeEvent::ReplaysLoaded | IntakeEvent::CaughtUp => Seen::Other,
+        IntakeEvent::Replay(replay) => Seen::Replay(replay.id),
+        IntakeEvent::ReplaysLoaded | IntakeEvent::CaughtUp => Seen::Other,
     }
 }
 
@@ -110,4 +112,32 @@ async fn replays_that_are_not_taken_do_not_keep_the_main_stream_from_being_read(
         |streams| intake::start_with(&server.redis(), "http", (streams, StreamId::ZERO), seen);
     let (_replays, mut main) = (start(Streams::Replays), start(Streams::Main));
     assert_eq!(next(&mut main).await, Some(Seen::Main(entry)));
+}
+
+#[tokio::test]
+async fn each_replay_and_each_entry_is_read_as_it_comes_and_not_at_the_next_look() {
+    const ROUNDS: u64 = 20;
+    for streams in [Streams::Replays, Streams::Both] {
+        let server = Server::start(&[]).await;
+        let mut connection = server.connect().await;
+        let registered =
+            register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await;
+        registered.expect("redis answers");
+        let cursor = (streams, StreamId::ZERO);
+        let mut finds = intake::start_with(&server.redis(), "http", cursor, seen);
+        let began = Instant::now();
+        for round in 1..=ROUNDS {
+            let fields = ["p", "x", "id", "00000000-100-0-0"];
+            let add = [&["XADD", "{spillway}:http:replays", "*"], &fields[..]].concat();
+            let id: String = server.command(&add).await;
+            let replay = Seen::Replay(id.parse().expect("an id"));
+            assert_eq!(next(&mut finds).await, Some(replay), "{streams:?}");
+            if streams == Streams::Both {
+                let entry = server.append_as(&format!("{round}-0")).await;
+                assert_eq!(next(&mut finds).await, Some(Seen::Main(entry)));
+            }
+        }
+        // A look once a second would take a second for each.
+        assert!(began.elapsed() < Duration::from_secs(ROUNDS) / 2, "{streams:?}");
+    }
 }

@@ -21,7 +21,10 @@ use crate::key;
 use crate::settings::{Format, Key};
 
 /// Record headers in addition to those of a request.
-const OWN_HEADERS: usize = 4;
+const OWN_HEADERS: usize = 5;
+
+/// Header of a record whose webhook is replayed.
+const REPLAYED: &str = "spillway-replayed";
 
 /// Builds records.
 pub(crate) struct Encoder {
@@ -67,12 +70,14 @@ impl Encoder {
         }
     }
 
-    /// Encodes one webhook. `traceparent` is that of its record, if its trace is recorded.
+    /// Encodes one webhook. `traceparent` is that of its record, if its trace is recorded. One that is replayed is
+    /// marked.
     pub(crate) fn encode<'a>(
         &'a mut self,
         webhook: &View<'a>,
         id: WebhookId,
         traceparent: Option<&str>,
+        is_replay: bool,
     ) -> Encoded<'a> {
         let needs_resource = self.by == Key::Resource || self.format == Format::CloudEvents;
         let resource = needs_resource.then(|| Resource::of(webhook, webhook.body));
@@ -101,10 +106,15 @@ impl Encoder {
             Some(traceparent) => trace_headers(headers, webhook, traceparent),
             None => headers,
         };
+        let headers = own_headers(headers, webhook.target, received_at, &self.text);
+        let headers = match is_replay {
+            true => headers.insert(Header { key: REPLAYED, value: Some("true") }),
+            false => headers,
+        };
         Encoded {
             key: &self.key,
             value,
-            headers: own_headers(headers, webhook.target, received_at, &self.text),
+            headers,
             timestamp_ms: timestamp_ms(webhook),
             is_fallback: self.by == Key::Resource
                 && resource.is_some_and(|resource| resource.is_fallback),
@@ -211,7 +221,7 @@ pub(crate) mod tests {
         for format in [Format::Raw, Format::Envelope, Format::CloudEvents] {
             let values = |own| {
                 let mut encoder = Encoder::new(format, Key::Shop);
-                let headers = headers_of(&encoder.encode(&view, id(), own));
+                let headers = headers_of(&encoder.encode(&view, id(), own, false));
                 let found = headers.into_iter().filter(|(name, _)| name.starts_with("trace"));
                 found.map(|(_, value)| String::from_utf8_lossy(&value).into_owned()).collect()
             };
@@ -230,11 +240,27 @@ pub(crate) mod tests {
         let view = pack.view(0);
         for format in [Format::Raw, Format::Envelope, Format::CloudEvents] {
             let mut encoder = Encoder::new(format, Key::Shop);
-            let encoded = encoder.encode(&view, id(), None);
+            let encoded = encoder.encode(&view, id(), None, false);
             let all = headers_of(&encoded);
             let named: Vec<_> = all.iter().filter(|(name, _)| name == "spillway-app").collect();
             assert_eq!(named.len(), 1, "{format:?}");
             assert_eq!(named[0].1, b"one");
+        }
+    }
+
+    #[test]
+    fn each_format_marks_what_is_replayed() {
+        let pack = pack("/hooks", &[("x-shopify-topic", b"products/update")], b"{}");
+        let view = pack.view(0);
+        for format in [Format::Raw, Format::Envelope, Format::CloudEvents] {
+            for is_replay in [true, false] {
+                let mut encoder = Encoder::new(format, Key::Shop);
+                let headers = headers_of(&encoder.encode(&view, id(), None, is_replay));
+                let marks = headers.iter().filter(|(name, _)| name == "spillway-replayed");
+                let marks: Vec<_> = marks.map(|(_, value)| value.as_slice()).collect();
+                let expected: &[&[u8]] = if is_replay { &[b"true"] } else { &[] };
+                assert_eq!(marks, expected, "{format:?}");
+            }
         }
     }
 
@@ -249,7 +275,7 @@ pub(crate) mod tests {
         let pack = pack("/hooks?a=1", &sent, b"{\"id\":7,\0\xff");
         let mut encoder = Encoder::new(Format::Raw, Key::Resource);
         let view = pack.view(0);
-        let encoded = encoder.encode(&view, id(), None);
+        let encoded = encoder.encode(&view, id(), None, false);
         assert_eq!(encoded.value, b"{\"id\":7,\0\xff");
         let mut expected: Vec<_> =
             sent.iter().map(|(n, v)| ((*n).to_owned(), v.to_vec())).collect();
@@ -276,7 +302,7 @@ pub(crate) mod tests {
             let pack = pack("/", &sent, sample["body"].to_string().as_bytes());
             let mut encoder = Encoder::new(Format::CloudEvents, Key::Resource);
             let view = pack.view(0);
-            let encoded = encoder.encode(&view, id(), None);
+            let encoded = encoder.encode(&view, id(), None, false);
             assert_eq!(encoded.key, format!("a.myshopify.com/{}", text("resource")));
             let headers = headers_of(&encoded);
             let header = |name: &str| {
@@ -296,7 +322,10 @@ pub(crate) mod tests {
             let pack = pack("/", &header, b"{}");
             let mut encoder = Encoder::new(Format::Raw, Key::Shop);
             let view = pack.view(0);
-            assert_eq!(encoder.encode(&view, id(), None).timestamp_ms, expected.cast_signed());
+            assert_eq!(
+                encoder.encode(&view, id(), None, false).timestamp_ms,
+                expected.cast_signed()
+            );
         };
         check("2026-01-01T11:59:59.123456789Z", NOON - 877);
         check("2026-01-01T14:00:00+02:00", NOON);

@@ -209,6 +209,9 @@ pub async fn forget(
 ) -> Result<bool, QueueError> {
     let keys = &redis.keys;
     let own = keys.of(consumer);
+    let records = own.replay_records();
+    let replays: Vec<String> = redis::cmd("HKEYS").arg(&records).query_async(connection).await?;
+    let of_replays = replays.iter().flat_map(|id| [own.replay_record(id), own.replay_left(id)]);
     let gone: u8 = Script::new(include_str!("lua/forget.lua"))
         .key(keys.stream())
         .key(keys.counts())
@@ -232,6 +235,8 @@ pub async fn forget(
         .key(own.leads())
         .key(own.retries())
         .key(own.main_retries())
+        .key(records)
+        .key(of_replays.collect::<Vec<_>>())
         .arg(consumer)
         .invoke_async(connection)
         .await?;

@@ -106,10 +106,25 @@ impl ConsumerKeys {
         self.named("done")
     }
 
-    /// Stream of dead letters that are replayed: field `p` holds a pack of one webhook, `id` the
-    /// webhook's id.
+    /// Stream of webhooks that are replayed: field `p` holds a pack of one webhook, `id` the webhook's id;
+    /// of archived ones `replay` and `shop`, too.
     pub fn replays(&self) -> String {
         self.named("replays")
+    }
+
+    /// Hash: id of a replay of archived webhooks → start in ms.
+    pub fn replay_records(&self) -> String {
+        self.named("replay")
+    }
+
+    /// Hash: record of one replay, as described in [`crate::replay`].
+    pub fn replay_record(&self, id: &str) -> String {
+        format!("{}:{id}", self.replay_records())
+    }
+
+    /// Hash: shop whose webhooks a replay feeds later → position of the next one.
+    pub fn replay_left(&self, id: &str) -> String {
+        self.named(&format!("replay-left:{id}"))
     }
 
     /// Hash: chunk id → a chunk of a lane's webhooks.

@@ -7,12 +7,13 @@
 //! its cursor) → [`settle`] (one script records outcomes and dead letters, changes the [`lane`]s in
 //! which the rest waits, advances the cursor and trims). Other modules: [`leader`] (leader
 //! election), [`dead`] (dead letters), [`consumers`] (registered consumers), [`controls`] (an operator's
-//! controls), [`history`] (outcomes of webhooks), [`restore`] (restores what a receiver spilled to its
+//! controls), [`history`] (outcomes of webhooks), [`replay`] (replays of archived webhooks), [`restore`] (restores what a receiver spilled to its
 //! disk), [`shares`] (shops that take much of what waits), [`status`] and [`health`] (reports for
 //! operators), [`rewrite`] (rewrites of the AOF).
 //!
 //! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
-//! works on a Redis that is completely full, because only consumers can empty it. What a leader
+//! works on a Redis that is completely full, because only consumers can empty it. A replay of archived
+//! webhooks fills Redis, so a full one refuses it. What a leader
 //! writes is fenced by its token. The registration of consumers and what operators order is not.
 
 pub mod access;
@@ -32,6 +33,7 @@ pub mod leader;
 mod open;
 pub mod permissions;
 pub mod read;
+pub mod replay;
 pub mod restore;
 pub mod rewrite;
 pub mod sentinel;

@@ -47,6 +47,15 @@ pub struct Replay {
     pub pack: Bytes,
 }
 
+/// Streams in which [`StreamReader::wait_for`] found something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamNews {
+    /// True if there is a main entry.
+    pub is_in_main: bool,
+    /// True if there is a replay.
+    pub is_replay: bool,
+}
+
 /// Reader of the streams of one consumer.
 pub struct StreamReader {
     redis: Redis,
@@ -113,28 +122,38 @@ impl StreamReader {
         found.into_iter().map(|(id, fields)| replay(id, &fields)).collect()
     }
 
-    /// Waits up to `patience` for a main entry after `after`. Returns true if there is one. Blocks
-    /// its connection, which must serve nothing else meanwhile.
+    /// Waits up to `patience` for a main entry after `main`, or a replay after `replay`. One that is
+    /// `None` is not waited for. Blocks its connection, which must serve nothing else meanwhile.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
-    pub async fn wait_for_main(
+    pub async fn wait_for(
         &self,
         connection: &mut Connection,
-        after: StreamId,
+        main: Option<StreamId>,
+        replay: Option<StreamId>,
         patience: Duration,
-    ) -> Result<bool, QueueError> {
-        let reply: Value = cmd("XREAD")
-            .arg("COUNT")
-            .arg(1)
-            .arg("BLOCK")
-            .arg(patience.as_millis().max(1) as u64)
-            .arg("STREAMS")
-            .arg(self.redis.keys.stream())
-            .arg(after.to_string())
-            .query_async(connection)
-            .await?;
-        Ok(reply != Value::Nil)
+    ) -> Result<StreamNews, QueueError> {
+        let keys = &self.redis.keys;
+        let replays = keys.of(&self.consumer).replays();
+        let streams = [(keys.stream(), main), (replays.clone(), replay)];
+        let streams: Vec<(String, StreamId)> =
+            streams.into_iter().filter_map(|(key, after)| Some((key, after?))).collect();
+        let mut command = cmd("XREAD");
+        command.arg("COUNT").arg(1);
+        command.arg("BLOCK").arg(patience.as_millis().max(1) as u64).arg("STREAMS");
+        for (key, _) in &streams {
+            command.arg(key);
+        }
+        for (_, after) in &streams {
+            command.arg(after.to_string());
+        }
+        let found: Option<Vec<(String, Value)>> = command.query_async(connection).await?;
+        let found = found.unwrap_or_default();
+        Ok(StreamNews {
+            is_in_main: found.iter().any(|(key, _)| *key != replays),
+            is_replay: found.iter().any(|(key, _)| *key == replays),
+        })
     }
 
     /// Returns the first main entries of each span (first id, last id, maximum number), in one

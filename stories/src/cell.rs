@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::backend::Backend;
 use crate::kafka_server::{KafkaOptions, KafkaServer};
 use crate::machine::{self, Slots};
-use crate::process::Recipe;
+use crate::process::{Process, Recipe};
 use crate::redis_server::{RedisServer, socket_in};
 use crate::service::Service;
 use crate::size::size;
@@ -225,6 +225,14 @@ impl Cell {
         recipe.arguments = arguments.iter().map(Into::into).collect();
         let run = move || recipe.command().output().expect("run spillway");
         tokio::task::spawn_blocking(run).await.expect("spillway was run")
+    }
+
+    /// Starts the operators' command without waiting, for a command that works for long.
+    pub fn spillway_starting(&self, arguments: &[&str]) -> Process {
+        let mut recipe = self.recipe("spillway", &[("REDIS_URL", &self.redis_url())], &[]);
+        recipe.name = format!("spillway-{}", self.started.fetch_add(1, Ordering::Relaxed));
+        recipe.arguments = arguments.iter().map(Into::into).collect();
+        recipe.start()
     }
 
     /// Runs one of our binaries until it ends, with only these settings.

@@ -50,6 +50,7 @@ mod pages;
 mod pause;
 mod prometheus;
 mod redis_access;
+mod replay;
 mod restart;
 mod restore;
 mod retry_time;

@@ -190,7 +190,8 @@ fn send_record(
     let mut is_counted = false;
     let began = Instant::now();
     loop {
-        let record = exporter.encoder.encode(&view, webhook, traceparent.as_deref());
+        let is_replay = matches!(current.source, Source::Replay(..));
+        let record = exporter.encoder.encode(&view, webhook, traceparent.as_deref(), is_replay);
         if record.is_fallback && !std::mem::replace(&mut is_counted, true) {
             exporter.metrics.fallbacks.count_bytes(view.topic().as_deref());
         }

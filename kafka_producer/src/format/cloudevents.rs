@@ -75,7 +75,7 @@ mod tests {
         let pack = pack("/hooks", sent, body);
         let mut encoder = Encoder::new(Format::CloudEvents, Key::Shop);
         let view = pack.view(0);
-        let encoded = encoder.encode(&view, id(), None);
+        let encoded = encoder.encode(&view, id(), None, false);
         let all = headers_of(&encoded);
         let told: Vec<_> = all
             .iter()

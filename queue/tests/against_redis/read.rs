@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use spillway_queue::QueueError;
 use spillway_queue::append::Appender;
-use spillway_queue::read::{Entry, LastRead, StreamReader};
+use spillway_queue::read::{Entry, LastRead, StreamNews, StreamReader};
 use spillway_queue::settle::Settlement;
 use spillway_webhook::StreamId;
 
@@ -65,16 +65,25 @@ async fn waiting_ends_with_an_entry_or_with_patience() {
     let reader = StreamReader::new(server.redis(), "http");
     let mut connection = server.connect().await;
     let soon = Duration::from_millis(20);
-    assert!(!reader.wait_for_main(&mut connection, StreamId::ZERO, soon).await.unwrap());
+    let nothing = StreamNews { is_in_main: false, is_replay: false };
+    let start = Some(StreamId::ZERO);
+    assert_eq!(reader.wait_for(&mut connection, start, start, soon).await.unwrap(), nothing);
     let mut appender = Appender::new(server.redis());
     let long = Duration::from_secs(8);
     let (woken, appended) = tokio::join!(
-        reader.wait_for_main(&mut connection, StreamId::ZERO, long),
+        reader.wait_for(&mut connection, start, start, long),
         appender.append(b"pack", 1),
     );
-    assert!(woken.unwrap());
-    let last = appended.unwrap();
-    assert!(!reader.wait_for_main(&mut connection, last, soon).await.unwrap());
+    assert_eq!(woken.unwrap(), StreamNews { is_in_main: true, ..nothing });
+    let last = Some(appended.unwrap());
+    assert_eq!(reader.wait_for(&mut connection, last, start, soon).await.unwrap(), nothing);
+    let add = ["XADD", "{spillway}:http:replays", "*", "p", "x"];
+    let (woken, _) = tokio::join!(
+        reader.wait_for(&mut connection, last, start, long),
+        server.command::<String>(&add),
+    );
+    assert_eq!(woken.unwrap(), StreamNews { is_replay: true, ..nothing });
+    assert_eq!(reader.wait_for(&mut connection, last, None, soon).await.unwrap(), nothing);
 }
 
 #[tokio::test]

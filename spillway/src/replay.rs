@@ -1,0 +1,186 @@
+//! `spillway replay`: delivers again what an archive holds of a range of time.
+//!
+//! The running consumer delivers. This command reads the archive and feeds the consumer's stream of replays, with a
+//! bounded number of webhooks that are not settled. Redis has a record of how far it is, so another process can
+//! resume a replay whose process ended.
+//!
+//! The path: [`delivered`] (what the consumer has settled), [`spec`] (what is replayed), [`plan`] (objects that may hold it), [`lanes`] (what still waits), [`source`]
+//! (its webhooks), [`feeder`] (which is fed next), [`passes`] (over the archive), [`link`] (Redis, which may be away), [`feeding`] (the work), and
+//! [`records`] (replays on record).
+
+mod delivered;
+mod feeder;
+mod feeding;
+mod lanes;
+mod link;
+mod passes;
+mod plan;
+mod records;
+mod source;
+mod spec;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use spillway_archive::args::ArchiveArgs;
+use spillway_queue::replay::{ReplayFeed, ReplayRefusal};
+
+use crate::archive;
+use crate::consent::dry_run;
+use crate::failure::Failure;
+use crate::format::OutputArgs;
+use crate::out::{count, line, size};
+use crate::place::ConsumerArgs;
+use delivered::DeliveredWebhooks;
+use feeding::Feeding;
+use link::RedisLink;
+use plan::ReplayPlan;
+use spec::{ReplaySpec, StartArguments};
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    place: ConsumerArgs,
+
+    #[command(flatten)]
+    archive: ArchiveArgs,
+
+    #[command(flatten)]
+    output: OutputArgs,
+
+    #[command(flatten)]
+    start: StartArguments,
+
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List the replays of a consumer; one that ended is kept for 7 days
+    List,
+    /// Go on with a replay whose process ended, or take it over from another process
+    Resume {
+        /// Id of the replay, as `spillway replay list` prints it
+        id: String,
+    },
+    /// End a replay; what was fed to the consumer by then is still delivered
+    Cancel {
+        /// Id of the replay, as `spillway replay list` prints it
+        id: String,
+    },
+}
+
+/// Runs `spillway replay`.
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { place, archive, output, start, action } = arguments;
+    if action.is_some() && !start.is_empty() {
+        let told = "the flags of a new replay, such as --from, go with no subcommand";
+        return Err(Failure::Usage(told.to_owned()));
+    }
+    match action {
+        None => begin(&place, &archive, output, start).await?,
+        Some(Action::List) => {
+            let consumer = place.resolve().await?;
+            records::list(&place.cell, &consumer, output).await?;
+        }
+        Some(Action::Resume { id }) => resume(&place, &archive, output, id).await?,
+        Some(Action::Cancel { id }) => {
+            let consumer = place.resolve_change().await?;
+            records::cancel(&place.cell, &consumer, &id, output).await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Begins a new replay, or only reports what it would do.
+async fn begin(
+    place: &ConsumerArgs,
+    archive: &ArchiveArgs,
+    output: OutputArgs,
+    start: StartArguments,
+) -> Result<(), Failure> {
+    let is_meant = start.is_meant();
+    let asked = start.checked()?;
+    let archive = archive::open(archive)?;
+    let consumer = place.resolve_change().await?;
+    let delivered = DeliveredWebhooks::of(&place.cell, &consumer).await?;
+    let (spec, capped) = asked.spec(&delivered, &archive).await?;
+    let plan = ReplayPlan::new(&archive, &spec).await?;
+    if !output.is_json() {
+        capped.iter().try_for_each(line)?;
+    }
+    if plan.objects.is_empty() {
+        return tell_nothing(&consumer, output);
+    }
+    if !is_meant {
+        return tell_plan(&consumer, &spec, &plan, output);
+    }
+    if !output.is_json() {
+        line(plan.told())?;
+    }
+    let skips = delivered.skips(&place.cell, &spec).await?;
+    let mut link = RedisLink::new(place.cell.redis()?);
+    let mut feed = ReplayFeed::new(link.redis(), &consumer);
+    let json = spec.to_json();
+    let first = spec.first();
+    let started =
+        link.patiently(async |connection| feed.start(connection, &json, first).await).await?;
+    started.map_err(refused)?;
+    let mut feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
+    feeding.run(output).await
+}
+
+/// Goes on with a replay on record.
+async fn resume(
+    place: &ConsumerArgs,
+    archive: &ArchiveArgs,
+    output: OutputArgs,
+    id: String,
+) -> Result<(), Failure> {
+    let archive = archive::open(archive)?;
+    let consumer = place.resolve_change().await?;
+    let delivered = DeliveredWebhooks::of(&place.cell, &consumer).await?;
+    let link = RedisLink::new(place.cell.redis()?);
+    let feed = ReplayFeed::of(link.redis(), &consumer, id);
+    let spec = records::spec(&place.cell, &consumer, feed.id()).await?;
+    let plan = ReplayPlan::new(&archive, &spec).await?;
+    let skips = delivered.skips(&place.cell, &spec).await?;
+    let mut feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
+    feeding.run(output).await
+}
+
+fn refused(refusal: ReplayRefusal) -> Failure {
+    Failure::Failed(refusal.to_string())
+}
+
+fn tell_nothing(consumer: &str, output: OutputArgs) -> Result<(), Failure> {
+    if output.is_json() {
+        let told = serde_json::json!({ "consumer": consumer, "objects": 0, "webhooks_at_most": 0 });
+        return Ok(line(told)?);
+    }
+    Ok(line("the archive holds nothing that matches in this range")?)
+}
+
+fn tell_plan(
+    consumer: &str,
+    spec: &ReplaySpec,
+    plan: &ReplayPlan,
+    output: OutputArgs,
+) -> Result<(), Failure> {
+    if output.is_json() {
+        let mut told = plan.json();
+        told["consumer"] = consumer.into();
+        told["dry_run"] = true.into();
+        told["replay"] = spec.json();
+        return Ok(line(told)?);
+    }
+    let effect = format!(
+        "{} of {} would be read\n{}{} would be delivered again to {consumer}",
+        count(plan.objects.len() as u64, "object"),
+        size(plan.bytes),
+        if plan.is_exact { "" } else { "at most " },
+        count(plan.webhooks, "webhook"),
+    );
+    Ok(line(dry_run(&effect, "replay them"))?)
+}

@@ -1,0 +1,361 @@
+//! The work of a replay: offers webhooks, writes steps, and looks at what is settled.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use spillway_queue::replay::{FedWebhook, ReplayFeed, ReplayRefusal, ReplayStep};
+use spillway_webhook::freshness::rfc3339;
+use spillway_webhook::{Position, StreamId};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::feeder::{FeedPass, FeedStep, Feeder, NextPass, Offer};
+use super::lanes::SkippedWebhooks;
+use super::link::RedisLink;
+use super::passes::PassReader;
+use super::plan::ReplayPlan;
+use super::spec::ReplaySpec;
+use crate::archive::OpenArchive;
+use crate::failure::Failure;
+use crate::format::OutputArgs;
+use crate::out::{Progress, count, line};
+
+/// Time for which webhooks of a step wait for others: each step is a round trip and a sync of Redis.
+const STEP_EVERY: Duration = Duration::from_millis(5);
+/// Time after which progress is written that feeds nothing.
+const WRITE_EVERY: Duration = Duration::from_secs(1);
+/// Shortest and longest time between two looks at what is settled. A backend that answers at once needs the first.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
+/// Replays for each of the shortest pauses: a look asks Redis for each of them.
+const LOOKED_AT: usize = 256;
+/// Longest time before another pass that is not the first one of its kind.
+const PASS_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Webhooks that make a later pass worth it.
+const PASS_WORTH: u64 = 1_000;
+/// Time without progress after which the end of what is under way is not waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A replay that is fed.
+pub(super) struct Feeding {
+    reader: PassReader,
+    feeder: Feeder<FedWebhook>,
+    feed: ReplayFeed,
+    link: RedisLink,
+    clock: FeedClock,
+    tally: FeedTally,
+    progress: Progress,
+}
+
+/// Times of one process that feeds.
+struct FeedClock {
+    began: Instant,
+    written: Instant,
+    pause: Duration,
+    /// Time before the next pass that is not the first one.
+    pass_pause: Duration,
+}
+
+/// Counts of a replay.
+#[derive(Debug, Default)]
+struct FeedTally {
+    /// Webhooks that were fed, by all processes.
+    fed: u64,
+    /// Those that this process fed.
+    fed_here: u64,
+    /// Those that were fed when this pass began.
+    fed_before_pass: u64,
+    skipped: u64,
+    after_written: Position,
+}
+
+/// Way in which the work ended.
+enum FeedEnd {
+    Done,
+    Stopped,
+    Refused(ReplayRefusal),
+}
+
+impl Feeding {
+    /// Takes over the record of the replay, and goes on from there.
+    pub(super) async fn begin(
+        archive: OpenArchive,
+        mut link: RedisLink,
+        mut feed: ReplayFeed,
+        spec: ReplaySpec,
+        plan: ReplayPlan,
+        skips: SkippedWebhooks,
+    ) -> Result<Self, Failure> {
+        let taken = link.patiently(async |connection| feed.take(connection).await).await?;
+        let (record, left) = taken.map_err(|refusal| Failure::Failed(refusal.to_string()))?;
+        let open = link.patiently(async |connection| feed.open(connection).await).await?;
+        let feeder = Feeder::new(spec.limits(), record.after, left, open, Duration::ZERO);
+        let now = Instant::now();
+        Ok(Self {
+            reader: PassReader::new(archive, spec, plan, skips, record.after),
+            feeder,
+            feed,
+            link,
+            clock: FeedClock {
+                began: now,
+                written: now,
+                pause: PAUSE.0,
+                pass_pause: Duration::ZERO,
+            },
+            tally: FeedTally {
+                fed: record.fed,
+                skipped: record.skipped,
+                after_written: record.after,
+                ..FeedTally::default()
+            },
+            progress: Progress::new(),
+        })
+    }
+
+    /// Feeds everything, and waits a while for what is under way.
+    pub(super) async fn run(&mut self, output: OutputArgs) -> Result<(), Failure> {
+        let stop = stop_on_signal()?;
+        if !output.is_json() {
+            line(format_args!("replay {}", self.feed.id()))?;
+        }
+        let go_on = format!("`spillway replay resume {}` goes on", self.feed.id());
+        match self.feed_all(&stop).await {
+            Ok(FeedEnd::Done) => {}
+            Ok(FeedEnd::Stopped) => return Err(Failure::Failed(format!("stopped; {go_on}"))),
+            Ok(FeedEnd::Refused(refusal)) => return Err(Failure::Failed(refusal.to_string())),
+            Err(failure) => {
+                eprintln!("spillway: the replay has not ended; {go_on}");
+                return Err(failure);
+            }
+        }
+        let feed = &mut self.feed;
+        let ended = self.link.patiently(async |connection| feed.finish(connection).await).await?;
+        ended.map_err(|refusal| Failure::Failed(refusal.to_string()))?;
+        self.wait_for_last(&stop).await?;
+        self.tell(output)
+    }
+
+    async fn feed_all(&mut self, stop: &CancellationToken) -> Result<FeedEnd, Failure> {
+        self.look().await?;
+        loop {
+            if stop.is_cancelled() {
+                let refusal = self.write().await?;
+                return Ok(refusal.map_or(FeedEnd::Stopped, FeedEnd::Refused));
+            }
+            self.tell_progress();
+            let offer = match self.feeder.pass() {
+                FeedPass::Between => Offer::EndPass,
+                FeedPass::Front | FeedPass::Again => {
+                    self.reader.offer(&mut self.feeder, self.clock.now()).await?
+                }
+            };
+            if offer != Offer::Taken || self.is_write_due() {
+                if let Some(refusal) = self.write().await? {
+                    return Ok(FeedEnd::Refused(refusal));
+                }
+                self.look().await?;
+            }
+            match offer {
+                Offer::Taken => {}
+                Offer::Wait => self.wait(stop).await,
+                Offer::EndPass => match self.next_pass() {
+                    NextPass::Wait => self.wait(stop).await,
+                    NextPass::Read { from } => self.begin_pass(from, stop).await?,
+                    NextPass::Done => {
+                        let refusal = self.write().await?;
+                        return Ok(refusal.map_or(FeedEnd::Done, FeedEnd::Refused));
+                    }
+                },
+            }
+        }
+    }
+
+    fn is_write_due(&self) -> bool {
+        let since = self.clock.written.elapsed();
+        self.feeder.is_step_due()
+            || (self.feeder.step_len() > 0 && since >= STEP_EVERY)
+            || since >= WRITE_EVERY
+    }
+
+    /// Writes what was decided since the last step.
+    async fn write(&mut self) -> Result<Option<ReplayRefusal>, Failure> {
+        self.clock.written = Instant::now();
+        let FeedStep { after, webhooks, left } = self.feeder.take_step();
+        let skipped = self.reader.take_skipped();
+        let is_new = after != self.tally.after_written || skipped > 0 || !left.is_empty();
+        if webhooks.is_empty() && !is_new {
+            return Ok(None);
+        }
+        let (shops, webhooks): (Vec<_>, Vec<_>) = webhooks.into_iter().unzip();
+        let step = ReplayStep { after, webhooks, left, skipped };
+        let feed = &mut self.feed;
+        let applied =
+            self.link.patiently(async |connection| feed.apply(connection, &step).await).await?;
+        let ids = match applied {
+            Ok(ids) => ids,
+            Err(refusal) => return Ok(Some(refusal)),
+        };
+        let fed = ids.len() as u64;
+        self.tally.fed += fed;
+        self.tally.fed_here += fed;
+        self.tally.skipped += skipped;
+        self.tally.after_written = after;
+        self.feeder.on_written(shops.into_iter().zip(ids), self.clock.now());
+        if fed > 0 {
+            self.clock.pause = PAUSE.0;
+        }
+        Ok(None)
+    }
+
+    /// Looks at what is settled, and feeds what is held and has room.
+    async fn look(&mut self) -> Result<(), Failure> {
+        let ids = self.feeder.open_ids();
+        if !ids.is_empty() {
+            let feed = &self.feed;
+            let unsettled =
+                self.link.patiently(async |connection| feed.unsettled(connection, &ids).await);
+            let unsettled: HashSet<StreamId> = unsettled.await?.into_iter().collect();
+            if unsettled.len() < ids.len() {
+                self.clock.pause = PAUSE.0;
+            }
+            self.feeder.on_unsettled(&unsettled);
+        }
+        self.feeder.set_budget(self.budget());
+        self.feeder.look(self.clock.now());
+        Ok(())
+    }
+
+    /// Webhooks that may be fed now without going faster than `--rate`.
+    fn budget(&self) -> usize {
+        let Some(rate) = self.reader.spec().pace.rate else { return usize::MAX };
+        let due = self.clock.began.elapsed().as_millis() * u128::from(rate) / 1000;
+        let due = due.saturating_add(1).saturating_sub(u128::from(self.tally.fed_here));
+        usize::try_from(due).unwrap_or(usize::MAX).saturating_sub(self.feeder.step_len())
+    }
+
+    fn next_pass(&mut self) -> NextPass {
+        let is_whole = self.feeder.pass() == FeedPass::Front && self.reader.is_over();
+        let end = is_whole.then(|| self.reader.spec().end());
+        self.feeder.next_pass(end)
+    }
+
+    /// Begins a pass. Later ones that feed little come at growing intervals, because each reads the archive.
+    async fn begin_pass(
+        &mut self,
+        from: Position,
+        stop: &CancellationToken,
+    ) -> Result<(), Failure> {
+        if self.feeder.pass() == FeedPass::Again {
+            let is_worth_it = self.tally.fed - self.tally.fed_before_pass >= PASS_WORTH;
+            let pause = if is_worth_it { Duration::ZERO } else { self.clock.pass_pause };
+            self.clock.pass_pause = (2 * pause).clamp(Duration::from_secs(1), PASS_PAUSE_MAX);
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        self.tally.fed_before_pass = self.tally.fed;
+        Ok(self.reader.begin(from, &self.feeder).await?)
+    }
+
+    async fn wait(&mut self, stop: &CancellationToken) {
+        let looks = 1 + self.feeder.open_ids().len() / LOOKED_AT;
+        let pause = self.clock.pause * u32::try_from(looks).unwrap_or(u32::MAX);
+        self.clock.pause = (2 * self.clock.pause).min(PAUSE.1);
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+
+    /// Waits until what was fed is settled, as long as there is progress.
+    async fn wait_for_last(&mut self, stop: &CancellationToken) -> Result<(), Failure> {
+        let mut open = usize::MAX;
+        let mut moved = Instant::now();
+        while open > 0 && !stop.is_cancelled() && moved.elapsed() < PATIENCE {
+            self.look().await?;
+            let now_open = self.feeder.open_ids().len();
+            if now_open < open {
+                moved = Instant::now();
+            }
+            open = now_open;
+            if open > 0 {
+                self.wait(stop).await;
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_progress(&mut self) {
+        let Self { progress, feeder, tally, .. } = self;
+        progress.tell(|| {
+            let left = match feeder.shops_left() {
+                0 => String::new(),
+                left => format!(", {} left for later", count(left as u64, "shop")),
+            };
+            let waits = match feeder.pass() {
+                FeedPass::Between => ": waiting for shops that take nothing",
+                FeedPass::Front | FeedPass::Again => "",
+            };
+            let at = rfc3339(feeder.after().ms);
+            let open = feeder.open_ids().len();
+            format!("fed {} up to {at}, {open} under way{left}{waits}", tally.fed)
+        });
+    }
+
+    fn tell(&self, output: OutputArgs) -> Result<(), Failure> {
+        let FeedTally { fed, skipped, .. } = &self.tally;
+        let (needed, read) = self.reader.objects();
+        let open = self.feeder.open_ids().len();
+        let corrupt = self.reader.corrupt();
+        if output.is_json() {
+            return Ok(line(json!({
+                "replay": self.feed.id(), "dry_run": false, "fed": fed, "skipped": skipped,
+                "under_way": open, "objects": needed, "objects_read": read,
+                "corrupt_packs": corrupt,
+            }))?);
+        }
+        let mut told = format!("fed {}", count(*fed, "webhook"));
+        if *skipped > 0 {
+            told.push_str(&format!(
+                "; passed over {skipped} that the consumer does not deliver, that still wait, or that were erased"
+            ));
+        }
+        if open > 0 {
+            told.push_str(&format!("; {open} are still under way"));
+        }
+        if corrupt > 0 {
+            told.push_str(&format!("; {} cannot be decoded", count(corrupt, "pack")));
+        }
+        Ok(line(format_args!("{told}; read {read} objects, {needed} hold what matches"))?)
+    }
+}
+
+impl FeedClock {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+/// Token that SIGINT and SIGTERM cancel.
+fn stop_on_signal() -> Result<CancellationToken, Failure> {
+    let failed = |error| Failure::Failed(format!("cannot listen for signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let stop = CancellationToken::new();
+    let stops = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stops.cancel();
+        // The second one ends a command that waits for Redis or the archive.
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        std::process::exit(1);
+    });
+    Ok(stop)
+}

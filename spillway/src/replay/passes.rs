@@ -1,0 +1,176 @@
+//! Passes over the archive: the first one, and later ones for the shops that are left.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use spillway_archive::keys::KeyRing;
+use spillway_archive::{ArchiveStore, ListedObject, StoreError};
+use spillway_process::error::chain;
+use spillway_queue::replay::FedWebhook;
+use spillway_webhook::Position;
+
+use super::feeder::{FeedPass, Feeder, Offer};
+use super::lanes::SkippedWebhooks;
+use super::plan::ReplayPlan;
+use super::source::{SkipReason, SourceWebhook, WebhookSource};
+use super::spec::ReplaySpec;
+use crate::archive::OpenArchive;
+
+/// Time between two tries while the archive does not answer.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
+
+/// Reads the archive, pass by pass.
+pub(super) struct PassReader {
+    store: Arc<ArchiveStore>,
+    keys: Arc<KeyRing>,
+    spec: ReplaySpec,
+    plan: ReplayPlan,
+    skips: SkippedWebhooks,
+    source: WebhookSource,
+    /// Webhook that is offered next.
+    next: Option<SourceWebhook>,
+    is_over: bool,
+    read_before: u64,
+    /// Packs that cannot be decoded, as far as the first pass met them.
+    corrupt: u64,
+    /// Webhooks that were passed over since the last step.
+    skipped: u64,
+}
+
+impl PassReader {
+    /// Begins the first pass after a position.
+    pub(super) fn new(
+        archive: OpenArchive,
+        spec: ReplaySpec,
+        plan: ReplayPlan,
+        skips: SkippedWebhooks,
+        after: Position,
+    ) -> Self {
+        let store = Arc::new(archive.store);
+        let keys = archive.keys;
+        // All of its entry is read again, and passed by.
+        let source = WebhookSource::new(&store, &keys, plan.objects.clone(), &spec, after);
+        Self {
+            store,
+            keys,
+            spec,
+            plan,
+            skips,
+            source,
+            next: None,
+            is_over: false,
+            read_before: 0,
+            corrupt: 0,
+            skipped: 0,
+        }
+    }
+
+    /// Description of the replay.
+    pub(super) fn spec(&self) -> &ReplaySpec {
+        &self.spec
+    }
+
+    /// True if everything of the pass was offered.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Objects that may hold something, and objects that were read.
+    pub(super) fn objects(&self) -> (u64, u64) {
+        let needed = self.plan.objects.len() as u64;
+        (needed, self.read_before + self.source.objects_read())
+    }
+
+    /// Packs that cannot be decoded.
+    pub(super) fn corrupt(&self) -> u64 {
+        self.corrupt.max(self.source.corrupt())
+    }
+
+    /// Returns the number of webhooks that were passed over since the last call.
+    pub(super) fn take_skipped(&mut self) -> u64 {
+        std::mem::take(&mut self.skipped)
+    }
+
+    /// Begins a pass at a position. A later one reads only objects that may hold webhooks of shops that are left.
+    pub(super) async fn begin(
+        &mut self,
+        from: Position,
+        feeder: &Feeder<FedWebhook>,
+    ) -> Result<(), StoreError> {
+        let mut objects = self.plan.objects.clone();
+        objects.retain(|object| object.name.last >= from.entry());
+        if feeder.pass() == FeedPass::Again {
+            objects = self.with_shops_left(objects, feeder).await?;
+        }
+        self.read_before += self.source.objects_read();
+        self.corrupt = self.corrupt();
+        self.source = WebhookSource::new(&self.store, &self.keys, objects, &self.spec, from);
+        self.next = None;
+        self.is_over = false;
+        Ok(())
+    }
+
+    /// Offers the next webhook of the pass.
+    pub(super) async fn offer(
+        &mut self,
+        feeder: &mut Feeder<FedWebhook>,
+        now: Duration,
+    ) -> Result<Offer, StoreError> {
+        if self.next.is_none() {
+            if !self.source.has_next() && !self.go_on().await? {
+                self.is_over = true;
+                return Ok(Offer::EndPass);
+            }
+            self.next = self.source.next(&self.spec, &self.skips);
+        }
+        let Some(webhook) = self.next.take() else { return Ok(Offer::Taken) };
+        if let Some(reason) = webhook.skip {
+            let is_first = feeder.pass_by(webhook.position);
+            self.skipped += u64::from(is_first && reason == SkipReason::NotForConsumer);
+            return Ok(Offer::Taken);
+        }
+        let source = &mut self.source;
+        let payload = || FedWebhook {
+            pack: source.single_out(&webhook),
+            webhook: webhook.id,
+            shop: webhook.shop.clone(),
+        };
+        let offer = feeder.offer(&webhook.shop, webhook.position, webhook.bytes, now, payload);
+        if offer != Offer::Taken {
+            self.next = Some(webhook);
+        }
+        Ok(offer)
+    }
+
+    async fn with_shops_left(
+        &self,
+        objects: Vec<ListedObject>,
+        feeder: &Feeder<FedWebhook>,
+    ) -> Result<Vec<ListedObject>, StoreError> {
+        let mut found = Vec::new();
+        for object in objects {
+            let tail = self.store.tail(&object, &self.keys).await?;
+            if tail.index.shops.may_hold(|label| feeder.is_left(label)) {
+                found.push(object);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Goes to the next pack. While the archive does not answer, asks again.
+    async fn go_on(&mut self) -> Result<bool, StoreError> {
+        let mut is_away = false;
+        loop {
+            match self.source.go_on().await {
+                Err(error @ StoreError::Unavailable(_)) => {
+                    if !is_away {
+                        eprintln!("spillway: {}: waiting for it", chain(&error));
+                    }
+                    is_away = true;
+                    tokio::time::sleep(RETRY_EVERY).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+}

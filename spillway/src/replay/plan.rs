@@ -1,0 +1,150 @@
+//! Objects that may hold what is replayed. Their names and indexes say so; no object is read whole.
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::{Value, json};
+use spillway_archive::bloom::{resource_hash, webhook_id_hash};
+use spillway_archive::index::{LabelCounts, ObjectIndex};
+use spillway_archive::{ListedObject, StoreError};
+use spillway_queue::controls::Filter;
+use spillway_webhook::shopify::is_topic_match;
+use spillway_webhook::{StreamId, WebhookId};
+
+use super::spec::ReplaySpec;
+use crate::archive::OpenArchive;
+use crate::out::{count, size};
+
+/// Indexes that are read at once.
+const AT_ONCE: usize = 8;
+
+/// Objects that may hold what is replayed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ReplayPlan {
+    /// The objects, sorted.
+    pub objects: Vec<ListedObject>,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Webhooks that match, at most.
+    pub webhooks: u64,
+    /// True if there are exactly so many, as far as the consumer delivers all of them.
+    pub is_exact: bool,
+}
+
+/// Webhooks of an object that match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ObjectMatches {
+    webhooks: u64,
+    is_exact: bool,
+}
+
+impl ReplayPlan {
+    /// Finds the objects of a replay.
+    ///
+    /// # Errors
+    /// [`StoreError`], also for an object whose index cannot be read.
+    pub(super) async fn new(archive: &OpenArchive, spec: &ReplaySpec) -> Result<Self, StoreError> {
+        let mut listed = archive.store.objects_from(spec.cell, spec.after.next()).await?;
+        listed.retain(|object| object.name.first <= spec.through);
+        let looks = stream::iter(listed).map(|object: ListedObject| async move {
+            let matches = Self::look(archive, spec, &object).await?;
+            Ok::<_, StoreError>((object, matches))
+        });
+        let looked: Vec<_> = looks.buffered(AT_ONCE).try_collect().await?;
+        let mut plan = Self { is_exact: true, ..Self::default() };
+        let mut last: Option<StreamId> = None;
+        for (object, matches) in looked {
+            if matches.webhooks == 0 {
+                continue;
+            }
+            // What is in two objects is replayed once.
+            let is_apart = last.is_none_or(|last| last < object.name.first);
+            last = last.max(Some(object.name.last));
+            plan.is_exact &= matches.is_exact && is_apart;
+            plan.webhooks += matches.webhooks;
+            plan.bytes += object.bytes;
+            plan.objects.push(object);
+        }
+        Ok(plan)
+    }
+
+    /// The plan in a line.
+    pub(super) fn told(&self) -> String {
+        format!(
+            "{}{} in {} of {}",
+            if self.is_exact { "" } else { "at most " },
+            count(self.webhooks, "webhook"),
+            count(self.objects.len() as u64, "object"),
+            size(self.bytes)
+        )
+    }
+
+    /// The plan as JSON.
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "objects": self.objects.len(),
+            "bytes": self.bytes,
+            "webhooks_at_most": self.webhooks,
+            "is_exact": self.is_exact,
+        })
+    }
+
+    /// Counts the matching webhooks of an object. The name is enough if the whole object is meant.
+    async fn look(
+        archive: &OpenArchive,
+        spec: &ReplaySpec,
+        object: &ListedObject,
+    ) -> Result<ObjectMatches, StoreError> {
+        let name = &object.name;
+        let is_whole = name.first > spec.after && name.last <= spec.through;
+        if is_whole && spec.filter.is_empty() {
+            return Ok(ObjectMatches { webhooks: name.webhooks, is_exact: true });
+        }
+        let tail = archive.store.tail(object, &archive.keys).await?;
+        Ok(matches(&tail.index, spec, is_whole))
+    }
+}
+
+fn matches(index: &ObjectIndex, spec: &ReplaySpec, is_whole: bool) -> ObjectMatches {
+    let Filter { shop, topic, app, resource, webhook_id } = &spec.filter;
+    let in_range =
+        index.packs.iter().filter(|row| row.entry > spec.after && row.entry <= spec.through);
+    let mut most: u64 = in_range.map(|row| u64::from(row.webhooks)).sum();
+    if let Some(shop) = shop {
+        most = most.min(counted(&index.shops, |label| label == shop.as_bytes()));
+    }
+    if let Some(topic) = topic {
+        most = most.min(counted(&index.topics, |label| is_topic_match(topic, label)));
+    }
+    if let Some(id) = webhook_id {
+        let is_there = match id.parse::<WebhookId>() {
+            Ok(id) => id.cell == spec.cell && index.packs.iter().any(|row| row.entry == id.entry),
+            Err(_) => index.webhook_ids.may_hold(webhook_id_hash(id.as_bytes())),
+        };
+        most = most.min(if is_there { u64::MAX } else { 0 });
+    }
+    if let Some(resource) = resource {
+        let may_hold =
+            |shop: &[u8]| index.resources.may_hold(resource_hash(shop, resource.as_bytes()));
+        let is_there = match shop {
+            Some(shop) => may_hold(shop.as_bytes()),
+            None => index.shops.may_hold(may_hold),
+        };
+        most = most.min(if is_there { u64::MAX } else { 0 });
+    }
+    let is_counted = app.is_none() && resource.is_none() && webhook_id.is_none();
+    let is_one_label = shop.is_none() || topic.is_none();
+    let is_complete = !index.shops.is_incomplete() && !index.topics.is_incomplete();
+    let has_labels = shop.is_some() || topic.is_some();
+    let is_exact = match has_labels {
+        true => is_counted && is_whole && is_one_label && is_complete,
+        false => is_counted,
+    };
+    ObjectMatches { webhooks: most, is_exact }
+}
+
+/// Webhooks with labels that are meant, at most.
+fn counted(labels: &LabelCounts, is_meant: impl Fn(&[u8]) -> bool) -> u64 {
+    if labels.is_incomplete() {
+        return u64::MAX;
+    }
+    labels.iter().filter(|(label, _)| is_meant(label)).map(|(_, webhooks)| webhooks).sum()
+}

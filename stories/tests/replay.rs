@@ -1,0 +1,380 @@
+//! Replays from the archive: exactly the webhooks of a window, each once, marked and in order, beside live traffic;
+//! over kills of the command, with a shop that fails, and what an operator may get wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Output;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use serde_json::Value;
+use stories::archive::ArchiveDirectory;
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::Cell;
+use stories::ledger::{Event, Ledger};
+use stories::load::Load;
+use stories::measure::{delays, percentile};
+use stories::receipt::Receipt;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::seed::{chance, seed};
+use stories::service::Service;
+use stories::shop;
+use stories::size::size;
+use stories::until::until;
+use stories::webhook;
+
+const SOON: Duration = Duration::from_secs(120);
+const REPLAYED: &str = "Spillway-Replayed";
+const RESOURCES: u64 = 60;
+const SHOPS: u64 = 6;
+/// Guard of the ratio: a p99 below this is not compared, because it is that of the machine.
+const CALM: Duration = Duration::from_millis(20);
+
+/// A cell that archives, and a window of webhooks in its archive.
+struct Replaying {
+    archive: ArchiveDirectory,
+    _archiver: Service,
+    backend: Backend,
+    downstreamer: Service,
+    receiver: Service,
+    redis: RedisServer,
+    ledger: Arc<Ledger>,
+    /// Events that were stored in the window.
+    window: BTreeSet<Event>,
+    from: String,
+    to: String,
+    cell: Cell,
+}
+
+fn load() -> Load {
+    Load {
+        connections: 8,
+        resources: RESOURCES,
+        shops: Some(1..1 + SHOPS),
+        body_bytes: 100..=600,
+        pause: Duration::from_millis(5),
+        ..Load::steady(91)
+    }
+}
+
+impl Replaying {
+    /// Stores and delivers three phases of events of the same resources. The second one is the window.
+    async fn start(cell: Cell, events: u64) -> Self {
+        let archive = ArchiveDirectory::new(&cell.directory().join("archive"));
+        let redis = cell.redis(&[]).await;
+        let backend = Backend::start().await;
+        let receiver = cell.receiver(&[]).await;
+        let downstreamer = cell.downstreamer(&backend, &[]).await;
+        downstreamer.leads().await;
+        let archiver = cell.archiver(&archive.url(), &[("ARCHIVE_MAX_DELAY", "1s")]);
+        archiver.ready().await;
+        let ledger = Arc::new(Ledger::default());
+        let mut bounds = Vec::new();
+        let mut window = BTreeSet::new();
+        for phase in 0..3 {
+            let before = ledger.stored_count();
+            let load = Load { events: Some(events), ..load() };
+            load.start_after(phase * events, receiver.address(), &ledger).join().await;
+            if phase == 1 {
+                window.extend(ledger.stored_after(before));
+            }
+            // The bounds lie between milliseconds in which something was stored.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            bounds.push(webhook::now());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        ledger.delivered_to(&backend, SOON).await;
+        let is_freed = async || redis.stream_len("{spillway}:in").await == 0;
+        until("all is delivered and archived", SOON, is_freed).await;
+        let [from, to, _] = bounds.try_into().expect("three phases");
+        let _archiver = archiver;
+        Self {
+            archive,
+            _archiver,
+            backend,
+            downstreamer,
+            receiver,
+            redis,
+            ledger,
+            window,
+            from,
+            to,
+            cell,
+        }
+    }
+
+    fn arguments<'a>(&'a self, url: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        [&["replay", "--archive-url", url], more].concat()
+    }
+
+    /// Flags of a replay of the window.
+    fn of_window<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
+        [&["--from", self.from.as_str(), "--to", self.to.as_str()], more].concat()
+    }
+
+    async fn replay(&self, more: &[&str]) -> Output {
+        let url = self.archive.url();
+        self.cell.spillway(&self.arguments(&url, more)).await
+    }
+
+    async fn told(&self, more: &[&str]) -> String {
+        let output = self.replay(more).await;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "spillway replay {more:?}: {errors}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    async fn refused(&self, more: &[&str]) -> String {
+        let output = self.replay(more).await;
+        assert!(!output.status.success(), "spillway replay {more:?} succeeds");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    async fn records(&self) -> Vec<Value> {
+        let listed = self.told(&["list", "-o", "json"]).await;
+        listed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    /// Events that were delivered again, in the order of their arrival.
+    fn replayed(&self) -> Vec<Event> {
+        self.backend.look(|receipts| {
+            let replayed = receipts.iter().filter(|one| one.delivered() && is_replay(one));
+            replayed.map(Receipt::event).collect()
+        })
+    }
+
+    async fn settled(&self) {
+        let replays = async || self.redis.stream_len("{spillway}:http:replays").await == 0;
+        until("all replays are settled", SOON, replays).await;
+    }
+
+    /// Checks that these events were delivered again, each once, and in order within each resource.
+    fn expect_once(&self, expected: &BTreeSet<Event>) {
+        let replayed = self.replayed();
+        let distinct: BTreeSet<Event> = replayed.iter().copied().collect();
+        assert_eq!(replayed.len(), distinct.len(), "some were delivered again twice");
+        let missing = expected.difference(&distinct).count();
+        let foreign = distinct.difference(expected).count();
+        assert_eq!((missing, foreign), (0, 0), "missing, and not of the window");
+        let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+        for event in replayed {
+            let before = last.insert(event.resource, event.sequence);
+            assert!(before < Some(event.sequence), "{event:?} came after {before:?}");
+        }
+    }
+}
+
+fn is_replay(receipt: &Receipt) -> bool {
+    receipt.headers.text(REPLAYED) == Some("true")
+}
+
+/// Checks that live events arrived in order, and that no two requests about one resource overlap.
+fn expect_in_turn(receipts: &[Receipt]) {
+    let mut of_resources: BTreeMap<u64, Vec<&Receipt>> = BTreeMap::new();
+    for receipt in receipts {
+        of_resources.entry(receipt.event().resource).or_default().push(receipt);
+    }
+    for (resource, receipts) in of_resources {
+        let mut free_at: Option<Instant> = None;
+        let mut last = 0;
+        for receipt in receipts {
+            assert!(free_at <= Some(receipt.arrived), "two requests at once for {resource}");
+            free_at = receipt.answered;
+            if !is_replay(receipt) {
+                let sequence = receipt.event().sequence;
+                assert!(sequence > last, "{sequence} of {resource} came after {last}");
+                last = sequence;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_is_delivered_again_once_in_order_beside_live_traffic() {
+    let events = size(8, 400);
+    let story = Replaying::start(Cell::measured(), events).await;
+    let live = Load { connections: 4, pause: Duration::from_millis(20), ..load() };
+    let live = live.start_after(3 * events, story.receiver.address(), &story.ledger);
+    let calm = Instant::now();
+    tokio::time::sleep(size(Duration::from_secs(3), Duration::from_secs(30))).await;
+    let began = Instant::now();
+    let told = story.told(&story.of_window(&["--yes", "-o", "json"])).await;
+    story.settled().await;
+    let ended = Instant::now();
+    live.stop().await;
+    story.ledger.delivered_to(&story.backend, SOON).await;
+
+    story.expect_once(&story.window);
+    let receipts = story.backend.receipts();
+    expect_in_turn(&receipts);
+    for receipt in receipts.iter().filter(|receipt| is_replay(receipt)) {
+        let first = receipts.iter().find(|one| one.spillway_id() == receipt.spillway_id());
+        assert_eq!(first.expect("itself").body_hash, receipt.body_hash);
+        assert!(first.is_some_and(|first| !is_replay(first)), "its id is that of the first time");
+    }
+    let told: Value = serde_json::from_str(told.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(told["fed"], story.window.len(), "{told}");
+    let number = |name: &str| told[name].as_f64().expect("a number");
+    let [read, needed] = ["objects_read", "objects"].map(number);
+    assert!(read <= (1.1 * needed).ceil(), "{told}");
+
+    let p99 = |window: std::ops::Range<Instant>| {
+        let live = delays(&story.ledger, &receipts, &window, |one| !is_replay(one));
+        percentile(&live, 0.99)
+    };
+    let [before, beside] = [p99(calm..began), p99(began..ended)];
+    let ratio = beside.as_secs_f64() / before.as_secs_f64();
+    say(&format!(
+        "replay: {} webhooks in {:?}; p99 of live traffic {before:?}, beside the replay {beside:?}: {ratio:.2} \
+         times",
+        story.window.len(),
+        ended - began
+    ));
+    assert!(beside < CALM || ratio < size(3.0, 1.5), "live traffic waits for the replay");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replay_whose_command_is_killed_goes_on_without_a_gap_or_a_repeat() {
+    let story = Replaying::start(Cell::busy(), size(8, 80)).await;
+    let mut chance = chance(seed("replay", 92), 0);
+    let url = story.archive.url();
+    let rate = size("120", "600");
+    let of_window = story.of_window(&["--yes", "--rate", rate]);
+    let mut id: Option<String> = None;
+    for _ in 0..size(5, 40) {
+        let resume;
+        let more = match &id {
+            None => of_window.as_slice(),
+            Some(id) => {
+                resume = ["resume", id.as_str()];
+                &resume
+            }
+        };
+        let mut command = story.cell.spillway_starting(&story.arguments(&url, more));
+        tokio::time::sleep(Duration::from_millis(chance.random_range(50..900))).await;
+        command.kill9();
+        id = story
+            .records()
+            .await
+            .first()
+            .map(|record| record["replay"].as_str().expect("an id").to_owned());
+    }
+    let records = story.records().await;
+    let [record] = &records[..] else { panic!("{records:?}") };
+    let id = id.expect("it was begun");
+    if record["state"] == "running" {
+        // The one that was taken over is refused.
+        let resume = ["resume", id.as_str()];
+        let arguments = story.arguments(&url, &resume);
+        let mut former = story.cell.spillway_starting(&arguments);
+        let is_fed = async || story.records().await[0]["fed"] != record["fed"];
+        until("the first one feeds", SOON, async || is_fed().await || !former.is_running()).await;
+        let told = story.replay(&resume).await;
+        let errors = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert!(told.status.success() || errors.contains("is done"), "{errors}");
+        let ended = former.exit(SOON).await;
+        assert!(ended.success() || former.output().contains("taken over"), "{}", former.output());
+    }
+    story.settled().await;
+    story.expect_once(&story.window);
+    assert_eq!(story.records().await[0]["state"], "done");
+    assert!(story.refused(&["resume", &id]).await.contains("is done"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shop_that_fails_holds_up_no_other_one_and_is_served_once_it_works() {
+    let story = Replaying::start(Cell::busy(), size(8, 80)).await;
+    let failing = shop::domain(1);
+    let sick = failing.clone();
+    story.backend.behave(move |receipt| {
+        let is_refused = is_replay(receipt) && receipt.shop() == sick;
+        if is_refused { Behaviour::status(500) } else { Behaviour::ok() }
+    });
+    let url = story.archive.url();
+    let of_window = story.of_window(&["--yes"]);
+    let mut command = story.cell.spillway_starting(&story.arguments(&url, &of_window));
+    let of_failing = |event: &&Event| shop::domain(1 + event.resource % SHOPS) == failing;
+    let others = story.window.iter().filter(|event| !of_failing(event)).count();
+    assert!(story.window.len() - others > 8, "the shop has more than its share");
+    until("all others are served", SOON, async || story.replayed().len() == others).await;
+    until("the shop is left for later", SOON, async || story.records().await[0]["shops_left"] == 1)
+        .await;
+    assert!(command.is_running());
+    let replays = story.redis.stream_len("{spillway}:http:replays").await;
+    assert!(replays <= 8, "{replays} of one shop");
+    story.backend.behave(|_| Behaviour::ok());
+    assert!(command.exit(SOON).await.success(), "{}", command.output());
+    story.settled().await;
+    story.expect_once(&story.window);
+    assert!(story.downstreamer.is_leader().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dry_run_changes_nothing_filters_select_and_what_is_wrong_is_said() {
+    let story = Replaying::start(Cell::shared(), 4).await;
+    for more in [&[][..], &["--yes", "--dry-run"]] {
+        let told = story.told(&story.of_window(more)).await;
+        assert!(told.contains("would be delivered again to http"), "{told}");
+        assert!(told.contains("dry run"), "{told}");
+    }
+    assert!(story.records().await.is_empty() && story.replayed().is_empty());
+
+    let shop = shop::domain(2);
+    let told = story.told(&story.of_window(&["--shop", &shop, "--yes"])).await;
+    story.settled().await;
+    let of_shop = |event: &&Event| shop::domain(1 + event.resource % SHOPS) == shop;
+    let expected: BTreeSet<Event> = story.window.iter().filter(of_shop).copied().collect();
+    assert!(!expected.is_empty() && told.contains(&format!("fed {}", expected.len())), "{told}");
+    story.expect_once(&expected);
+
+    let one = *story.window.iter().find(|event| !of_shop(event)).expect("of another shop");
+    let id = one.webhook_id();
+    story.told(&story.of_window(&["--webhook-id", &id, "--yes"])).await;
+    story.settled().await;
+    let expected = expected.into_iter().chain([one]).collect();
+    story.expect_once(&expected);
+    let nothing = story.told(&story.of_window(&["--topic", "orders/*", "--yes"])).await;
+    assert!(nothing.contains("nothing that matches"), "{nothing}");
+
+    for (more, expected) in [
+        (&[][..], "give --from"),
+        (&["--from", "yesterday"], "--from"),
+        (&["--from", "1h", "--to", "2h"], "before --from"),
+        (&["--from", "1h", "--cell", "x"], "--cell"),
+        (&["--from", "1h", "--consumer", "nobody"], "no consumer is named nobody"),
+        (&["--from", "1h", "--consumer", "archive"], "delivers nothing"),
+        (&["--from", "1h", "--at-once", "2000"], "at-once"),
+        (&["--from", "1h", "list"], "no subcommand"),
+        (&["resume", "00000000"], "has no replay"),
+        (&["cancel", "00000000"], "has no replay"),
+    ] {
+        let told = story.refused(more).await;
+        assert!(told.contains(expected), "{more:?}: {told}");
+    }
+    let output = story.cell.spillway(&["replay", "--from", "1h"]).await;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && told.contains("ARCHIVE_URL"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_replay_feeds_nothing_more() {
+    let story = Replaying::start(Cell::shared(), 8).await;
+    let url = story.archive.url();
+    let of_window = story.of_window(&["--yes", "--rate", "20"]);
+    let mut command = story.cell.spillway_starting(&story.arguments(&url, &of_window));
+    until("it feeds", SOON, async || !story.replayed().is_empty()).await;
+    let records = story.records().await;
+    let id = records[0]["replay"].as_str().expect("an id");
+    assert!(story.told(&["cancel", id]).await.contains("cancelled"));
+    assert!(!command.exit(SOON).await.success());
+    assert!(command.output().contains("was cancelled"), "{}", command.output());
+    story.settled().await;
+    let fed = story.records().await[0]["fed"].as_u64().expect("a number");
+    assert_eq!(story.replayed().len() as u64, fed);
+    assert!(fed < story.window.len() as u64, "it had ended");
+    assert!(story.refused(&["resume", id]).await.contains("was cancelled"));
+    assert!(story.told(&["cancel", id]).await.contains("already"));
+    assert!(story.told(&["list"]).await.contains("cancelled"));
+}
