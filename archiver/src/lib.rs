@@ -2,10 +2,11 @@
 //!
 //! Start reading at `session` (the path of a pack): intake → `overlap` (is it archived already?) → `filling`
 //! (the object that grows) → `upload` (one durable put) → `settling` (Redis advances the cursor). Also:
-//! `access` (requests to the archive, repeated until they succeed), `controls` (pauses), `redundant` and `expire`
+//! `access` (requests to the archive, repeated until they succeed), `checkpoint` (what the consumers have settled), `controls` (pauses), `redundant` and `expire`
 //! (objects to delete), `leadership` and `settings`.
 
 mod access;
+mod checkpoint;
 mod controls;
 mod expire;
 mod filling;

@@ -20,6 +20,7 @@ mod pause;
 mod place;
 mod programs;
 mod queue;
+mod restore;
 mod secret;
 mod send;
 mod socket;
@@ -63,6 +64,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Explain(arguments) => explain::run(arguments).await,
             Command::Archive(arguments) => archive::run(arguments).await,
             Command::Dead(arguments) => dead::run(arguments).await,
+            Command::RestoreFromArchive(arguments) => restore::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,
