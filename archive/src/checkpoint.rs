@@ -21,7 +21,7 @@ const VERSION: u8 = 1;
 /// Name of the file in the directory of a cell.
 const NAME: &str = "consumers.json";
 /// Lanes of a consumer that are kept one by one: 1.5 MB. With more, the checkpoint keeps only the first position.
-pub const LANES_MAX: usize = 10_000;
+const LANES_MAX: usize = 10_000;
 /// Packs of a consumer that are kept of those that it has settled in part: 1 MB.
 pub const DONE_MAX: usize = 10_000;
 
@@ -89,7 +89,7 @@ impl Checkpoint {
     }
 
     /// Encodes the checkpoint.
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = serde_json::to_vec(self).expect("BUG: a checkpoint has no map");
         let crc = crc32fast::hash(&bytes);
         bytes.extend_from_slice(format!("\n{crc:08x}\n").as_bytes());
@@ -100,7 +100,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`BadObject`] when any byte is not as [`Checkpoint::encode`] writes it.
-    pub fn decode(cell: u32, bytes: &[u8]) -> Result<Self, BadObject> {
+    pub(crate) fn decode(cell: u32, bytes: &[u8]) -> Result<Self, BadObject> {
         #[derive(Deserialize)]
         struct Versioned {
             version: u8,

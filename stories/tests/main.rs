@@ -52,6 +52,7 @@ mod prometheus;
 mod redis_access;
 mod restart;
 mod restore;
+mod restore_archive;
 mod retry_time;
 mod routes;
 mod sentinel;

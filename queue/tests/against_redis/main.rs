@@ -16,6 +16,7 @@ mod leader;
 mod permissions;
 mod proxy;
 mod read;
+mod rebuild;
 mod restore;
 mod server;
 mod settle;

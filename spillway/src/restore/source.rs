@@ -70,7 +70,7 @@ impl ArchiveSource {
         let mut progress = Progress::new();
         for object in objects {
             progress.tell(|| format!("looking at {}", object.name));
-            if source.is_needed(&object, consumers).await? {
+            if source.may_need(&object, consumers).await? {
                 source.objects.push(object);
             }
         }
@@ -90,7 +90,7 @@ impl ArchiveSource {
 
     /// False if the object certainly holds nothing that is needed: it ends before every cursor, and holds no shop of a
     /// lane. While one shop fails for days, most objects are of this kind.
-    async fn is_needed(
+    async fn may_need(
         &self,
         object: &ListedObject,
         consumers: &[ConsumerNeeds],
