@@ -121,7 +121,7 @@ impl LossyCell {
         let (archive, redis) = (self.archive.url(), self.cell.redis_url());
         let own = [("ARCHIVE_URL", archive.as_str()), ("REDIS_URL", redis.as_str())];
         let arguments = [&["restore-from-archive"], arguments].concat();
-        let output = self.cell.run("spillway", &arguments, &[&own, settings].concat()).await;
+        let output = self.cell.run("spillway", &arguments, &[&own[..], settings].concat()).await;
         let told = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&told).into_owned())
     }
