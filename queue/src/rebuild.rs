@@ -153,6 +153,16 @@ impl Rebuild {
     }
 }
 
+/// Entries that an unfinished restoration has written; 0 if there is none.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn written(redis: &Redis, connection: &mut Connection) -> Result<u64, QueueError> {
+    let entries: Option<u64> =
+        redis::cmd("HGET").arg(redis.keys.rebuild()).arg("entries").query_async(connection).await?;
+    Ok(entries.unwrap_or(0))
+}
+
 /// Removes what an unfinished restoration has written. Returns false if there was none.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use spillway_archive::args::ArchiveArgs;
 use spillway_archive::{ArchiveStore, Checkpoint, checkpoint};
 use spillway_process::Checker;
 use spillway_queue::consumers::{self, ARCHIVE, ConsumerKind, ConsumerName};
-use spillway_queue::rebuild::{Rebuild, RebuiltEntry, abandon};
+use spillway_queue::rebuild::{self, Rebuild, RebuiltEntry, abandon};
 use spillway_queue::status::{self, CellStatus, QueueStatus};
 use spillway_queue::{Connection, Redis};
 use spillway_webhook::StreamId;
@@ -105,7 +105,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     })?;
     let (planner, restored) = measure(&source, &basis).await?;
     report::print(&basis, &source, &planner, restored)?;
-    ensure_fits(&status.queue, restored)?;
+    // Reading took a while, in which nobody used the connection.
+    let (_, mut connection) = arguments.place.connect().await?;
+    let written = rebuild::written(&redis, &mut connection).await?;
+    ensure_fits(&status.queue, restored.memory_after(written, planner.entries))?;
     if arguments.dry_run || !arguments.confirmation.yes {
         line(dry_run("", "restore it").trim_start())?;
         return Ok(ExitCode::SUCCESS);
@@ -253,18 +256,23 @@ impl RestoreSize {
         let bytes = self.bytes.saturating_add(self.rows.saturating_mul(ENTRY_BYTES));
         bytes.saturating_add(bytes / 10)
     }
+
+    /// The same for what is left of it, after `written` of all entries.
+    fn memory_after(self, written: u64, entries: u64) -> u64 {
+        let part = u128::from(entries.saturating_sub(written)) * u128::from(self.memory());
+        u64::try_from(part / u128::from(entries.max(1))).unwrap_or(u64::MAX)
+    }
 }
 
 /// Checks that Redis has room for everything.
-fn ensure_fits(queue: &QueueStatus, restored: RestoreSize) -> Result<(), Failure> {
+fn ensure_fits(queue: &QueueStatus, needed: u64) -> Result<(), Failure> {
     let QueueStatus { bytes, limit_bytes, .. } = *queue;
-    let needed = restored.memory();
     if limit_bytes == 0 || bytes.saturating_add(needed) <= limit_bytes {
         return Ok(());
     }
     Err(Failure::Failed(format!(
         "this takes about {} of memory, and Redis has {} left: raise its maxmemory to {} or more, and more for new \
-         webhooks. Nothing was written",
+         webhooks",
         size(needed),
         size(limit_bytes.saturating_sub(bytes)),
         size(bytes.saturating_add(needed)),
@@ -367,10 +375,11 @@ mod tests {
     fn what_does_not_fit_is_refused_with_the_memory_that_it_needs() {
         let queue = |limit_bytes| QueueStatus { bytes: 50, limit_bytes, ..QueueStatus::default() };
         let restored = RestoreSize { bytes: 744, rows: 2 };
-        assert_eq!(restored.memory(), 1_100);
-        assert!(ensure_fits(&queue(0), restored).is_ok());
-        assert!(ensure_fits(&queue(1_150), restored).is_ok());
-        let told = ensure_fits(&queue(1_149), restored).expect_err("too little").to_string();
+        assert_eq!(restored.memory_after(0, 4), 1_100);
+        assert_eq!(restored.memory_after(3, 4), 275, "the last quarter");
+        assert!(ensure_fits(&queue(0), 1_100).is_ok());
+        assert!(ensure_fits(&queue(1_150), 1_100).is_ok());
+        let told = ensure_fits(&queue(1_149), 1_100).expect_err("too little").to_string();
         assert!(told.contains("raise its maxmemory"), "{told}");
     }
 
