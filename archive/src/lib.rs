@@ -3,7 +3,8 @@
 //! The path of a pack: [`writer`] adds it to the object that is being filled, whose [`index`] describes it
 //! (with [`bloom`]), and [`keys`] encrypts it if there are keys. [`store`] puts the object under its
 //! [`name`]. Later, [`store`] lists objects, [`object`] opens them, and [`chain`] finds gaps and packs that are
-//! in several objects; [`reader`] returns the packs of a range, each once. Also: [`header`] (first bytes of an object), [`args`] (settings), `directory`
+//! in several objects; [`reader`] returns the packs of a range, each once. [`checkpoint`] is what the consumers
+//! have settled. Also: [`header`] (first bytes of an object), [`args`] (settings), `directory`
 //! (syncing and cleaning up files), `input` (reading bytes that may be damaged).
 //!
 //! Nothing in this crate knows Redis. The layout is described in docs/archive-format.md, decisions are in ADR 28.
@@ -11,6 +12,7 @@
 pub mod args;
 pub mod bloom;
 pub mod chain;
+pub mod checkpoint;
 mod directory;
 pub mod error;
 pub mod header;
@@ -23,6 +25,7 @@ pub mod reader;
 pub mod store;
 pub mod writer;
 
+pub use checkpoint::{Checkpoint, ConsumerCheckpoint, LaneMark};
 pub use error::{BadObject, StoreError};
 pub use name::{ListedObject, ObjectName};
 pub use object::{ArchiveObject, ObjectTail};

@@ -361,6 +361,20 @@ impl ArchiveStore {
         }
     }
 
+    /// Puts a file that is no object, durably, in place of the one of this name.
+    pub(crate) async fn replace(&self, name: &str, bytes: Vec<u8>) -> Result<(), StoreError> {
+        self.ensure_there().await?;
+        let payload = PutPayload::from(bytes);
+        self.writer.put_opts(&self.path(name), payload, PutMode::Overwrite.into()).await?;
+        Ok(())
+    }
+
+    /// Reads a file that is no object.
+    pub(crate) async fn file(&self, name: &str) -> Result<Bytes, StoreError> {
+        self.ensure_there().await?;
+        Ok(self.store.get(&self.path(name)).await?.bytes().await?)
+    }
+
     async fn ensure_there(&self) -> Result<(), StoreError> {
         match &self.directory {
             Some(root) => directory::ensure_there(root).await,

@@ -11,6 +11,7 @@ use spillway_queue::read::StreamReader;
 use tokio_util::sync::CancellationToken;
 
 use crate::access::ArchiveAccess;
+use crate::checkpoint;
 use crate::expire;
 use crate::instance::ArchiverInstance;
 use crate::session::{ArchiveSession, Beginning};
@@ -79,5 +80,6 @@ async fn archive(
             End::Stopped
         }
         never = expire::run(&access) => match never {},
+        never = checkpoint::run(&access) => match never {},
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! Start reading at `session` (the path of a pack): intake → `overlap` (is it archived already?) → `filling`
 //! (the object that grows) → `upload` (one durable put) → `settling` (Redis advances the cursor). Also:
-//! `access` (requests to the archive, repeated until they succeed) and `troubles` (what they wait for), `controls`
-//! (pauses), `redundant` and `expire` (objects to delete), `leadership` and `settings`.
+//! `access` (requests to the archive, repeated until they succeed) and `troubles` (what they wait for), `checkpoint`
+//! (what the consumers have settled), `controls` (pauses), `redundant` and `expire` (objects to delete),
+//! `leadership` and `settings`.
 
 mod access;
+mod checkpoint;
 mod controls;
 mod expire;
 mod filling;

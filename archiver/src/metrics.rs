@@ -8,7 +8,9 @@ use std::sync::Arc;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use spillway_archive::SealedObject;
 use spillway_archive::error::FAILURE_KINDS;
-use spillway_consumer::gauges::{QueueGauges, corrupt_packs, counter, counters, histogram, pauses};
+use spillway_consumer::gauges::{
+    QueueGauges, corrupt_packs, counter, counters, gauge, histogram, pauses,
+};
 use spillway_process::metrics::registry;
 use spillway_queue::consumers::ConsumerName;
 
@@ -26,6 +28,8 @@ pub(crate) struct ArchiverMetrics {
     pub deleted: IntCounterVec,
     /// Seconds from the first attempt of a put to its confirmation.
     pub put_seconds: Histogram,
+    /// Unix time at which the checkpoint in the archive was the state of the consumers.
+    pub checkpoint: IntGauge,
     archived: IntCounter,
     objects: IntCounter,
     bytes: IntCounter,
@@ -62,6 +66,11 @@ impl ArchiverMetrics {
                 "spillway_archive_put_seconds",
                 "From the first attempt to write an object to its confirmation.",
                 &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0],
+            ),
+            checkpoint: gauge(
+                &registry,
+                "spillway_archive_checkpoint_timestamp_seconds",
+                "Of which time the consumers' checkpoint in the archive is, as a Unix time; 0 = this instance wrote none.",
             ),
             archived: counter(
                 &registry,

@@ -16,7 +16,7 @@ use crate::consumer_settings::ConsumerSettings;
 pub enum Route {
     /// This consumer delivers it.
     Here,
-    /// This consumer settles it without delivery.
+    /// This consumer settles it without delivery: its filter excludes it, or the webhook was erased.
     Elsewhere,
     /// The same, and none of the registered consumers delivers it. Only one of them, the first by
     /// name of those that deliver, sees this, so that such a webhook is counted once.
@@ -57,6 +57,10 @@ impl Routes {
 
     /// Route of a webhook with these headers that was sent to `target`.
     pub fn route(&self, target: &[u8], headers: &impl Headers) -> Route {
+        // Erased: only its place in the pack is left, in a queue that was restored from an archive.
+        if target.is_empty() {
+            return Route::Elsewhere;
+        }
         if self.own.filter.is_empty() {
             return Route::Here;
         }
@@ -127,6 +131,14 @@ mod tests {
     fn route(routes: &Routes, topic: &str) -> Route {
         let headers = Topic(HashMap::from([("x-shopify-topic".to_owned(), topic.into())]));
         routes.route(b"/", &headers)
+    }
+
+    #[test]
+    fn an_erased_webhook_is_delivered_by_nobody_and_counts_as_unmatched_nowhere() {
+        let everything = routes("http", ConsumerFilter::default());
+        let headers = Topic(HashMap::new());
+        assert_eq!(everything.route(b"", &headers), Route::Elsewhere);
+        assert_eq!(everything.route(b"/", &headers), Route::Here);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use spillway_webhook::pack::Record;
 use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::resource::{Resource, is_whole_state};
 use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match, resource_kind};
-use spillway_webhook::{Family, Position, Stub, stable_hash};
+use spillway_webhook::{Family, Position, Stub, lane_hash, stable_hash};
 
 use crate::metrics::DownstreamerMetrics;
 use crate::settings::{DownstreamerSettings, OrderBy};
@@ -28,7 +28,7 @@ pub(crate) struct Classifier {
 
 /// Hash of a shop's domain.
 pub(crate) fn shop_hash(shop: &[u8]) -> u64 {
-    stable_hash::of(&[shop])
+    lane_hash::of_domain(shop)
 }
 
 impl Classifier {
@@ -82,7 +82,7 @@ impl Classifier {
                 classified.lane = self.lane(shop, topic);
             }
             OrderBy::Shop => {
-                classified.resource = stable_hash::of(&[b"shop", shop]);
+                classified.resource = lane_hash::of_shop(shop);
                 classified.lane = classified.resource;
             }
             OrderBy::Topic => {
@@ -117,12 +117,12 @@ impl Classifier {
         let id = resource.id.as_bytes();
         let form = [u8::from(resource.is_fallback)];
         classified.resource = stable_hash::of(&[b"resource", shop, kind, id, &form]);
-        classified.lane = stable_hash::of(&[b"kind", shop, kind]);
+        classified.lane = lane_hash::of_kind(shop, kind);
     }
 
     fn lane(&self, shop: &[u8], topic: &[u8]) -> u64 {
         let kind = resource_kind(&String::from_utf8_lossy(topic));
-        stable_hash::of(&[b"kind", shop, kind.as_bytes()])
+        lane_hash::of_kind(shop, kind.as_bytes())
     }
 
     /// Number of the webhooks that may stand for each other: those of one topic, one path, one app

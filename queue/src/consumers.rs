@@ -110,7 +110,7 @@ impl ConsumerKind {
     }
 
     /// Kind with this label.
-    pub(crate) fn of_label(label: &str) -> Option<Self> {
+    pub fn of_label(label: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.label() == label)
     }
 }
@@ -137,7 +137,7 @@ pub struct Registered {
 /// `None`, only the cell's id is created.
 ///
 /// # Errors
-/// [`QueueError`] from Redis.
+/// [`QueueError::Restoring`] while the queue is restored from an archive; others from Redis.
 pub async fn register(
     redis: &Redis,
     connection: &mut Connection,
@@ -155,6 +155,7 @@ pub async fn register(
         .key(keys.cell())
         .key(keys.counts())
         .key(keys.consumers())
+        .key(keys.rebuild())
         .arg(consumer.unwrap_or_default())
         .arg(start_at)
         .arg(format!("{:08x}", rand::rng().random::<u32>()))

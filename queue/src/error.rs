@@ -29,8 +29,8 @@ pub enum QueueError {
     /// The consumer has no cursor, or an older one: it was removed, or data was lost.
     #[error("the consumer is not registered")]
     Unregistered,
-    /// Spilled packs do not follow the last one that was restored.
-    #[error("the spilled packs do not follow the last one that redis knows of")]
+    /// Packs do not follow the last one that was restored.
+    #[error("the packs do not follow the last one that redis knows of")]
     OutOfStep,
     /// Redis holds a queue only under the prefix that was the default before. It must not be left
     /// there unread.
@@ -39,6 +39,15 @@ pub enum QueueError {
          REDIS_PREFIX=spillway:, or rename its keys as docs/upgrade.md says"
     )]
     OlderPrefix,
+    /// The queue is being restored from an archive. Nothing else may begin until that is done.
+    #[error(
+        "the queue is being restored from an archive; wait for spillway restore-from-archive, run it again, \
+         or give it up with its --abandon"
+    )]
+    Restoring,
+    /// The queue that is to be restored holds webhooks.
+    #[error("the queue holds webhooks: stop the receivers, and let the consumers deliver them")]
+    NotEmpty,
     /// A reply has an unknown form.
     #[error("redis answered in an unexpected way: {0}")]
     Unexpected(String),
@@ -80,6 +89,8 @@ impl From<RedisError> for QueueError {
                 Some("FENCED") => Self::Fenced,
                 Some("NOGROUP") => Self::Unregistered,
                 Some("OUTOFSTEP") => Self::OutOfStep,
+                Some("RESTORING") => Self::Restoring,
+                Some("NOTEMPTY") => Self::NotEmpty,
                 _ => Self::Refused(error),
             },
             _ => Self::Refused(error),

@@ -54,6 +54,22 @@ impl Keys {
         format!("{}shares", self.prefix)
     }
 
+    /// Hash of an unfinished restoration from an archive: `plan`, `entries`, `consumers`. While it
+    /// exists, no process registers.
+    pub fn rebuild(&self) -> String {
+        format!("{}rebuild", self.prefix)
+    }
+
+    /// Stream that an unfinished restoration from an archive fills.
+    pub fn rebuild_stream(&self) -> String {
+        format!("{}rebuild:in", self.prefix)
+    }
+
+    /// Prefix of every key.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// Names of one consumer's keys.
     pub fn of(&self, consumer: &str) -> ConsumerKeys {
         ConsumerKeys { prefix: format!("{}{consumer}:", self.prefix) }

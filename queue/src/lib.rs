@@ -7,8 +7,10 @@
 //! its cursor) → [`settle`] (one script records outcomes and dead letters, changes the [`lane`]s in
 //! which the rest waits, advances the cursor and trims). Other modules: [`leader`] (leader
 //! election), [`dead`] (dead letters), [`consumers`] (registered consumers), [`controls`] (an operator's
-//! controls), [`history`] (outcomes of webhooks), [`replay`] (replays of archived webhooks), [`restore`] (restores what a receiver spilled to its
-//! disk), [`shares`] (shops that take much of what waits), [`status`] and [`health`] (reports for
+//! controls), [`history`] (outcomes of webhooks), [`replay`] (replays of archived webhooks), [`restore`]
+//! (restores what a receiver spilled to its disk), [`checkpoint`] and [`rebuild`] (state of the consumers for an
+//! archive, and a queue that is restored from one), [`shares`] (shops that take much of what waits), [`status`] and
+//! [`health`] (reports for
 //! operators), [`rewrite`] (rewrites of the AOF).
 //!
 //! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
@@ -19,6 +21,7 @@
 pub mod access;
 mod aof_disk;
 pub mod append;
+pub mod checkpoint;
 pub mod cluster;
 pub mod connect;
 pub mod consumers;
@@ -33,6 +36,7 @@ pub mod leader;
 mod open;
 pub mod permissions;
 pub mod read;
+pub mod rebuild;
 pub mod replay;
 pub mod restore;
 pub mod rewrite;

@@ -8,8 +8,8 @@ use spillway_process::start::{parse_flags, read_env_file};
 use spillway_process::{exit, generate};
 
 use crate::{
-    archive, config, consumers, dead, dev, doctor, explain, health, pause, queue, replay, send,
-    status, top,
+    archive, config, consumers, dead, dev, doctor, explain, health, pause, queue, replay, restore,
+    send, status, top,
 };
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Archive(archive::Arguments),
     /// Deliver again what an archive holds of a range of time; list, resume or cancel such replays
     Replay(replay::Arguments),
+    /// Restore a queue whose disk was lost, as far as an archive reached
+    RestoreFromArchive(restore::Arguments),
     /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
     Consumers(consumers::Arguments),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong

@@ -66,6 +66,8 @@ fn of_queue(error: &QueueError) -> u8 {
         | QueueError::Unregistered
         | QueueError::OutOfStep
         | QueueError::OlderPrefix
+        | QueueError::Restoring
+        | QueueError::NotEmpty
         | QueueError::Unexpected(_) => exit::FAILED,
     }
 }
@@ -91,6 +93,8 @@ fn with_hint(error: &QueueError) -> String {
         | QueueError::Unregistered
         | QueueError::OutOfStep
         | QueueError::OlderPrefix
+        | QueueError::Restoring
+        | QueueError::NotEmpty
         | QueueError::Unexpected(_) => "",
     };
     format!("{error}{}{hint}", cause.unwrap_or_default())

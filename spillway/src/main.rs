@@ -21,6 +21,7 @@ mod place;
 mod programs;
 mod queue;
 mod replay;
+mod restore;
 mod secret;
 mod send;
 mod socket;
@@ -66,6 +67,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Archive(arguments) => archive::run(arguments).await,
             Command::Replay(arguments) => replay::run(arguments).await,
             Command::Dead(arguments) => dead::run(arguments).await,
+            Command::RestoreFromArchive(arguments) => restore::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,

@@ -53,6 +53,7 @@ mod redis_access;
 mod replay;
 mod restart;
 mod restore;
+mod restore_archive;
 mod retry_time;
 mod routes;
 mod sentinel;

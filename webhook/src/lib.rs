@@ -17,6 +17,7 @@ pub mod filter;
 pub mod fingerprint;
 pub mod freshness;
 pub mod identity;
+pub mod lane_hash;
 pub mod pack;
 pub mod position;
 pub mod received;

@@ -1,7 +1,10 @@
 #!lua flags=allow-oom
 -- Creates the cell's id and the consumer's cursor if they do not exist.
--- KEYS  1 stream  2 cell  3 counts  4 consumers
+-- KEYS  1 stream  2 cell  3 counts  4 consumers  5 rebuild
 -- ARGV  1 consumer ('' = only the cell)  2 oldest | now  3 id for a new cell
+if redis.call('EXISTS', KEYS[5]) == 1 then
+  return redis.error_reply('RESTORING the queue is being restored from an archive')
+end
 if redis.call('SET', KEYS[2], ARGV[3], 'NX') then
   redis.call('HSETNX', KEYS[3], 'appended', 0)
 end

@@ -58,13 +58,28 @@ impl StreamReader {
         &self,
         connection: &mut Connection,
     ) -> Result<ConsumerProgress, QueueError> {
+        self.progress_with(connection, u64::MAX).await
+    }
+
+    /// Reads the consumer's progress, without [`done`](ConsumerProgress::done) if that holds more than `done_max`
+    /// packs.
+    ///
+    /// # Errors
+    /// [`QueueError::Unregistered`] when the consumer has no cursor.
+    pub(crate) async fn progress_with(
+        &self,
+        connection: &mut Connection,
+        done_max: u64,
+    ) -> Result<ConsumerProgress, QueueError> {
         let keys = &self.redis.keys;
         // The mark is read first: if something is settled during the other reads, the next
         // settlement is refused.
         let mark = self.mark(connection).await?;
         let cursor = self.cursor(connection).await?;
         let bits = |id: &str, bits: &[u8]| Ok((stream_id(id)?, bits.to_vec()));
-        let done = scan(connection, &keys.of(&self.consumer).done(), bits).await?;
+        let key = keys.of(&self.consumer).done();
+        let packs: u64 = cmd("HLEN").arg(&key).query_async(connection).await?;
+        let done = if packs > done_max { Vec::new() } else { scan(connection, &key, bits).await? };
         let through: Option<u64> = cmd("HGET")
             .arg(keys.counts())
             .arg(format!("through:{}", self.consumer))

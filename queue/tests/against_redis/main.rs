@@ -16,6 +16,7 @@ mod leader;
 mod permissions;
 mod proxy;
 mod read;
+mod rebuild;
 mod replay;
 mod restore;
 mod server;

@@ -157,7 +157,7 @@ impl RedisWatch {
         }
         if matches!(verdict, HealthVerdict::Usable { .. }) {
             match consumers::register(&self.redis, connected, None, StartAt::Oldest).await {
-                Err(error @ QueueError::OlderPrefix) => {
+                Err(error @ (QueueError::OlderPrefix | QueueError::Restoring)) => {
                     return Ok((facts, HealthVerdict::Refused(error.to_string())));
                 }
                 registered => registered?,

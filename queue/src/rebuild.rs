@@ -1,0 +1,184 @@
+//! Restores a queue from packs that an archive kept, after Redis lost its disk.
+//!
+//! The packs are written into a stream beside the main one, in several scripts. Each names the number of entries
+//! before it, so a script that is repeated or comes late changes nothing, and a restoration that was killed goes on
+//! where it was. While it is not complete, no process registers ([`QueueError::Restoring`]). One last script puts
+//! stream, cursors, bits, counts and the cell's id in place, so nobody ever sees a part of it.
+
+use redis::{Script, ScriptInvocation};
+use spillway_webhook::StreamId;
+
+use crate::connect::{Connection, Redis};
+use crate::consumers::ConsumerKind;
+use crate::error::QueueError;
+
+/// Restoration of a queue according to one plan.
+pub struct Rebuild {
+    redis: Redis,
+    plan: String,
+    fill: Script,
+    end: Script,
+}
+
+/// An entry to restore.
+#[derive(Debug, Clone)]
+pub struct RebuiltEntry {
+    /// Id of the entry.
+    pub id: StreamId,
+    /// The pack.
+    pub pack: Vec<u8>,
+    /// Consumers with one bit for each webhook of the pack that the consumer has settled.
+    pub bits: Vec<(String, Vec<u8>)>,
+}
+
+/// A consumer of the restored queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RebuiltConsumer {
+    /// Name of the consumer.
+    pub name: String,
+    /// Program whose consumer it is, if that is known.
+    pub kind: Option<ConsumerKind>,
+    /// Entries up to here are settled.
+    pub cursor: StreamId,
+    /// Restored entries up to the cursor.
+    pub entries: u64,
+    /// Webhooks ever appended, up to the cursor.
+    pub through: u64,
+    /// Webhooks that are settled after the cursor.
+    pub open: u64,
+}
+
+/// The whole queue, once all entries are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RebuiltQueue {
+    /// Random id of the cell whose webhooks these are.
+    pub cell: u32,
+    /// Number of entries that were written.
+    pub entries: u64,
+    /// Id that was given out last: no later webhook has one up to it.
+    pub last: StreamId,
+    /// Webhooks ever appended.
+    pub appended: u64,
+    /// Webhooks of these that are not in the stream.
+    pub trimmed: u64,
+    /// Consumers.
+    pub consumers: Vec<RebuiltConsumer>,
+}
+
+impl RebuiltEntry {
+    /// Approximate bytes that the entry takes in a request.
+    pub fn size_bytes(&self) -> usize {
+        self.pack.len()
+            + self.bits.iter().map(|(name, bits)| name.len() + bits.len()).sum::<usize>()
+    }
+}
+
+impl Rebuild {
+    /// Restoration according to the plan that this text identifies.
+    pub fn new(redis: Redis, plan: String) -> Self {
+        let fill = Script::new(include_str!("lua/rebuild.lua"));
+        let end = Script::new(include_str!("lua/rebuilt.lua"));
+        Self { redis, plan, fill, end }
+    }
+
+    /// Begins, or goes on with what was begun according to the same plan. Returns the number of entries that are
+    /// written.
+    ///
+    /// # Errors
+    /// [`QueueError::NotEmpty`] when the main stream holds entries.
+    pub async fn begin(
+        &self,
+        connection: &mut Connection,
+        consumers: &[String],
+    ) -> Result<u64, QueueError> {
+        let mut call = self.fill_keys();
+        call.arg("begin").arg(&self.plan).arg(self.redis.keys.prefix());
+        for consumer in consumers {
+            call.arg(consumer);
+        }
+        Ok(call.invoke_async(connection).await?)
+    }
+
+    /// Writes entries after the first `written` ones. Returns the number of entries that are written.
+    ///
+    /// # Errors
+    /// [`QueueError::Full`]: none of these was written. [`QueueError::OutOfStep`] when another number is written, or
+    /// another plan was begun. [`QueueError::NotEmpty`] as [`begin`](Self::begin).
+    pub async fn add(
+        &self,
+        connection: &mut Connection,
+        written: u64,
+        entries: &[RebuiltEntry],
+    ) -> Result<u64, QueueError> {
+        let mut call = self.fill_keys();
+        call.arg("add").arg(&self.plan).arg(self.redis.keys.prefix()).arg(written);
+        for RebuiltEntry { id, pack, bits } in entries {
+            call.arg(id.to_string()).arg(&pack[..]).arg(bits.len());
+            for (consumer, bits) in bits {
+                call.arg(consumer).arg(&bits[..]);
+            }
+        }
+        Ok(call.invoke_async(connection).await?)
+    }
+
+    /// Puts the restored queue in place of the empty one.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add). Nothing was changed then.
+    pub async fn finish(
+        &self,
+        connection: &mut Connection,
+        queue: &RebuiltQueue,
+    ) -> Result<(), QueueError> {
+        let mut call = end_keys(&self.end, &self.redis);
+        call.arg("finish").arg(self.redis.keys.prefix()).arg(&self.plan).arg(queue.entries);
+        call.arg(format!("{:08x}", queue.cell)).arg(queue.last.to_string());
+        call.arg(queue.appended).arg(queue.trimmed);
+        // It has the form of a settlement's mark, and is none of any leader.
+        call.arg(format!("restored:{}", queue.entries));
+        for one in &queue.consumers {
+            let kind = one.kind.map_or("", ConsumerKind::label);
+            call.arg(&one.name).arg(kind).arg(one.cursor.to_string());
+            call.arg(one.entries).arg(one.through).arg(one.open);
+        }
+        let _: u8 = call.invoke_async(connection).await?;
+        Ok(())
+    }
+
+    fn fill_keys(&self) -> ScriptInvocation<'_> {
+        let keys = &self.redis.keys;
+        let mut call = self.fill.prepare_invoke();
+        call.key(keys.stream()).key(keys.rebuild()).key(keys.rebuild_stream());
+        call
+    }
+}
+
+/// Entries that an unfinished restoration has written; 0 if there is none.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn written(redis: &Redis, connection: &mut Connection) -> Result<u64, QueueError> {
+    let entries: Option<u64> =
+        redis::cmd("HGET").arg(redis.keys.rebuild()).arg("entries").query_async(connection).await?;
+    Ok(entries.unwrap_or(0))
+}
+
+/// Removes what an unfinished restoration has written. Returns false if there was none.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn abandon(redis: &Redis, connection: &mut Connection) -> Result<bool, QueueError> {
+    let script = Script::new(include_str!("lua/rebuilt.lua"));
+    let mut call = end_keys(&script, redis);
+    call.arg("abandon").arg(redis.keys.prefix());
+    let removed: u8 = call.invoke_async(connection).await?;
+    Ok(removed == 1)
+}
+
+fn end_keys<'a>(script: &'a Script, redis: &Redis) -> ScriptInvocation<'a> {
+    let keys = &redis.keys;
+    let mut call = script.prepare_invoke();
+    call.key(keys.stream()).key(keys.rebuild()).key(keys.rebuild_stream());
+    call.key(keys.cell()).key(keys.counts()).key(keys.consumers());
+    call
+}

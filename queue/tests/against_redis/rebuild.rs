@@ -1,0 +1,179 @@
+//! Restoring a queue from an archive: nothing of it is seen before it is complete, and each entry is written once.
+
+use spillway_queue::QueueError;
+use spillway_queue::checkpoint::read_state;
+use spillway_queue::consumers::{ConsumerKind, StartAt, cell, register};
+use spillway_queue::lane::{KeyScheme, LaneChanges, LaneRow};
+use spillway_queue::rebuild::{Rebuild, RebuiltConsumer, RebuiltEntry, RebuiltQueue, abandon};
+use spillway_queue::settle::Settlement;
+use spillway_queue::status;
+use spillway_webhook::{Changes, Position, Spans, StreamId};
+
+use crate::consumer::{TestConsumer, up_to};
+use crate::server::Server;
+
+const NAMES: [&str; 2] = ["http", "archive"];
+
+const fn id(ms: u64) -> StreamId {
+    StreamId { ms, seq: 0 }
+}
+
+fn entry(ms: u64, bits: &[(&str, u8)]) -> RebuiltEntry {
+    let bits = bits.iter().map(|(name, bits)| ((*name).to_owned(), vec![*bits]));
+    RebuiltEntry { id: id(ms), pack: format!("pack {ms}").into_bytes(), bits: bits.collect() }
+}
+
+/// Three entries of two webhooks each. The consumer `http` begins after the first one.
+fn queue() -> RebuiltQueue {
+    let http = RebuiltConsumer {
+        name: "http".to_owned(),
+        kind: Some(ConsumerKind::Downstreamer),
+        cursor: id(5),
+        entries: 1,
+        through: 102,
+        open: 1,
+    };
+    let archive = RebuiltConsumer {
+        name: "archive".to_owned(),
+        kind: Some(ConsumerKind::Archiver),
+        cursor: id(9),
+        entries: 3,
+        through: 106,
+        open: 0,
+    };
+    RebuiltQueue {
+        cell: 0xa1b2_c3d4,
+        entries: 3,
+        last: id(9),
+        appended: 106,
+        trimmed: 100,
+        consumers: vec![http, archive],
+    }
+}
+
+fn rebuild(server: &Server, plan: &str) -> Rebuild {
+    Rebuild::new(server.redis(), plan.to_owned())
+}
+
+#[tokio::test]
+async fn a_queue_is_seen_once_it_is_complete_and_nobody_registers_before() {
+    let server = Server::start(&[]).await;
+    let mut connection = server.connect().await;
+    let rebuild = rebuild(&server, "one");
+    let names = NAMES.map(str::to_owned);
+    assert_eq!(rebuild.begin(&mut connection, &names).await.expect("it begins"), 0);
+    let refused = register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await;
+    assert!(matches!(refused, Err(QueueError::Restoring)), "{refused:?}");
+    let first = [entry(5, &[]), entry(7, &[("http", 0b10)])];
+    assert_eq!(rebuild.add(&mut connection, 0, &first).await.expect("written"), 2);
+    let again = rebuild.add(&mut connection, 0, &first).await;
+    assert!(matches!(again, Err(QueueError::OutOfStep)), "{again:?}");
+    // Killed, and started again.
+    assert_eq!(rebuild.begin(&mut connection, &names).await.expect("it goes on"), 2);
+    rebuild.add(&mut connection, 2, &[entry(8, &[])]).await.expect("written");
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:in"]).await, 0);
+    rebuild.finish(&mut connection, &queue()).await.expect("it is complete");
+
+    assert_eq!(server.ids("{spillway}:in").await, ["5-0", "7-0", "8-0"]);
+    assert_eq!(cell(&server.redis(), &mut connection).await.expect("a cell"), Some(0xa1b2_c3d4));
+    let keys: Vec<String> = server.command(&["KEYS", "*rebuild*"]).await;
+    assert_eq!(keys, [""; 0]);
+    let known = status::read(&server.redis(), &mut connection).await.expect("a status");
+    let waiting =
+        |name: &str| known.consumers.iter().find(|one| one.name == name).map(|one| one.waiting);
+    assert_eq!((waiting("http"), waiting("archive")), (Some(3), Some(0)));
+    let registered =
+        register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await;
+    assert!(!registered.expect("it is open").is_new);
+    let mut http = TestConsumer::own(&server, "http").await;
+    let progress = http.progress().await;
+    assert_eq!((progress.cursor, progress.through), (id(5), 102));
+    assert_eq!(progress.done.get(&id(7)), Some(&vec![0b10]));
+    http.settle(&up_to(id(8), 2, 4)).await.expect("it is the first settlement");
+    assert!(server.append(&[b"new"]).await[0] > id(9));
+}
+
+#[tokio::test]
+async fn another_plan_begins_again_and_an_abandoned_one_leaves_nothing() {
+    let server = Server::start(&[]).await;
+    let mut connection = server.connect().await;
+    let names = NAMES.map(str::to_owned);
+    let one = rebuild(&server, "one");
+    one.begin(&mut connection, &names).await.expect("it begins");
+    one.add(&mut connection, 0, &[entry(5, &[("http", 1)])]).await.expect("written");
+    let other = rebuild(&server, "other");
+    assert_eq!(other.begin(&mut connection, &names).await.expect("it begins"), 0);
+    let late = one.add(&mut connection, 1, &[entry(6, &[])]).await;
+    assert!(matches!(late, Err(QueueError::OutOfStep)), "{late:?}");
+    other.add(&mut connection, 0, &[entry(4, &[("http", 1)])]).await.expect("written");
+    assert!(abandon(&server.redis(), &mut connection).await.expect("removed"));
+    assert!(!abandon(&server.redis(), &mut connection).await.expect("there is none"));
+    assert_eq!(server.command::<u64>(&["DBSIZE"]).await, 0);
+    assert!(other.finish(&mut connection, &queue()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_queue_with_webhooks_is_never_replaced() {
+    let server = Server::start(&[]).await;
+    let mut connection = server.connect().await;
+    let names = NAMES.map(str::to_owned);
+    let rebuild = rebuild(&server, "one");
+    rebuild.begin(&mut connection, &names).await.expect("it begins");
+    // A receiver that runs on appends without being asked.
+    let kept = server.append(&[b"new"]).await;
+    for refused in [
+        rebuild.begin(&mut connection, &names).await.map(|_| ()),
+        rebuild.add(&mut connection, 0, &[entry(5, &[])]).await.map(|_| ()),
+        rebuild.finish(&mut connection, &RebuiltQueue { entries: 0, ..queue() }).await,
+    ] {
+        assert!(matches!(refused, Err(QueueError::NotEmpty)), "{refused:?}");
+    }
+    assert_eq!(server.ids("{spillway}:in").await, [kept[0].to_string()]);
+}
+
+#[tokio::test]
+async fn a_leader_of_the_queue_before_settles_nothing_in_the_restored_one() {
+    let server = Server::start(&[]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut connection = server.connect().await;
+    let rebuild = rebuild(&server, "one");
+    rebuild.begin(&mut connection, &NAMES.map(str::to_owned)).await.expect("it begins");
+    let entries = [entry(5, &[]), entry(7, &[]), entry(8, &[])];
+    rebuild.add(&mut connection, 0, &entries).await.expect("written");
+    rebuild.finish(&mut connection, &queue()).await.expect("it is complete");
+    let settled = http.settle(&up_to(id(8), 3, 6)).await;
+    assert!(matches!(settled, Err(QueueError::Unregistered)), "{settled:?}");
+}
+
+#[tokio::test]
+async fn the_state_of_consumers_holds_cursors_lanes_and_a_bounded_number_of_bits() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two", b"three"]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let row = LaneRow {
+        lane: 7,
+        shop: "a.example".to_owned(),
+        kind: "order".to_owned(),
+        scheme: KeyScheme::Kind,
+        first_chunk: 1,
+        last_chunk: 1,
+        waiting: 1,
+        first: Position::new(ids[0], 0),
+        last: Position::new(ids[0], 0),
+        failing: Spans::default(),
+        tripped: false,
+        suspect: false,
+    };
+    let rows = Changes { written: vec![row.clone()], deleted: Vec::new() };
+    let lanes = LaneChanges { rows, waiting: 1, ..LaneChanges::default() };
+    let bits = vec![(ids[1], vec![1]), (ids[2], vec![1])];
+    http.settle(&Settlement { lanes, bits, ..up_to(ids[0], 1, 1) }).await.expect("settled");
+    let mut connection = server.connect().await;
+    let state = read_state(&server.redis(), &mut connection, 2).await.expect("a state");
+    assert_eq!((state.last, state.appended), (ids[2], 3));
+    let own = &state.consumers[0];
+    assert_eq!((&*own.name, own.progress.cursor, own.progress.done.len()), ("http", ids[0], 2));
+    assert_eq!(own.lanes, [row]);
+    let state = read_state(&server.redis(), &mut connection, 1).await.expect("a state");
+    assert_eq!(state.consumers[0].progress.done.len(), 0, "they are repeated");
+}
