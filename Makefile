@@ -134,6 +134,9 @@ simulate-store: ## the receiver's store mode in virtual time: shards, disk, Redi
 mutate-core: ## mistakes put into the delivery core, one at a time: which test finds each (WORDS='lead pause'; an hour)
 	bench/mutations.py core $(WORDS)
 
+mutate-replay: ## the same of replays from the archive: which webhook is fed next (ten minutes)
+	bench/mutations.py replay $(WORDS)
+
 mutate-service: ## the same of TLS, files that are read again, the admin endpoint and traces (half an hour)
 	bench/mutations.py service $(WORDS)
 

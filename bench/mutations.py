@@ -534,7 +534,7 @@ REPLAY = [
     ('a resumed replay knows no shops that are left', 'feeder.rs',
      'passed_over: left.keys().cloned().collect(),\n            left,', 'passed_over: HashSet::new(),\n            left,'),
     ('later passes go beyond the first', 'feeder.rs', 'is_left && position <= self.after && ', 'is_left && '),
-    ('what is held is overtaken', 'feeder.rs', 'let room = if is_holding && ', 'let room = if is_holding && shop.is_empty() && '),
+    ('what is held is overtaken', 'feeder.rs', 'if is_holding && !self.open.is_stuck(shop) {', 'if is_holding && shop.is_empty() {'),
 ]
 # TLS, files that are read again, the admin endpoint, settings, traces.
 SERVICE = [

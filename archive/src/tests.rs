@@ -416,7 +416,7 @@ async fn a_reader_leaves_out_nothing_that_it_cannot_read() {
     let (directory, store) = directory();
     let (_, sealed) = sample(&ring(&[OLD]));
     store.put(&sealed, true).await.expect("a put");
-    let first = async |keys| {
+    let first = async |keys: KeyRing| {
         let objects = store.objects(CELL, "2026-01-01").await.expect("a list");
         let store = Arc::new(store.clone());
         let mut reader =

@@ -177,7 +177,7 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
     /// Waits for the next replay. All that came before are handed over, so this does not end at once again and
     /// again.
     async fn wait_for_replay(
-        &self,
+        &mut self,
         connection: &mut Connection,
     ) -> Result<Result<(), Closed>, QueueError> {
         let waits = self.reader.wait_for(connection, None, Some(self.replay), PATIENCE);

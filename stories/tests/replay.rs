@@ -249,7 +249,7 @@ async fn a_replay_whose_command_is_killed_goes_on_without_a_gap_or_a_repeat() {
             None => of_window.as_slice(),
             Some(id) => {
                 resume = ["resume", id.as_str()];
-                &resume
+                &resume[..]
             }
         };
         let mut command = story.cell.spillway_starting(&story.arguments(&url, more));
@@ -340,15 +340,15 @@ async fn a_dry_run_changes_nothing_filters_select_and_what_is_wrong_is_said() {
 
     for (more, expected) in [
         (&[][..], "give --from"),
-        (&["--from", "yesterday"], "--from"),
-        (&["--from", "1h", "--to", "2h"], "before --from"),
-        (&["--from", "1h", "--cell", "x"], "--cell"),
-        (&["--from", "1h", "--consumer", "nobody"], "no consumer is named nobody"),
-        (&["--from", "1h", "--consumer", "archive"], "delivers nothing"),
-        (&["--from", "1h", "--at-once", "2000"], "at-once"),
-        (&["--from", "1h", "list"], "no subcommand"),
-        (&["resume", "00000000"], "has no replay"),
-        (&["cancel", "00000000"], "has no replay"),
+        (&["--from", "yesterday"][..], "--from"),
+        (&["--from", "1h", "--to", "2h"][..], "before --from"),
+        (&["--from", "1h", "--cell", "x"][..], "--cell"),
+        (&["--from", "1h", "--consumer", "nobody"][..], "no consumer is named nobody"),
+        (&["--from", "1h", "--consumer", "archive"][..], "delivers nothing"),
+        (&["--from", "1h", "--at-once", "2000"][..], "at-once"),
+        (&["--from", "1h", "list"][..], "no subcommand"),
+        (&["resume", "00000000"][..], "has no replay"),
+        (&["cancel", "00000000"][..], "has no replay"),
     ] {
         let told = story.refused(more).await;
         assert!(told.contains(expected), "{more:?}: {told}");

@@ -137,7 +137,7 @@ async fn records_are_listed_end_expire_and_go_with_their_consumer() {
     let records = list(&http.redis, &mut http.connection, "http").await.expect("redis answers");
     for (id, state) in [
         (done.id(), ReplayState::Done),
-        (&id, ReplayState::Cancelled),
+        (id.as_str(), ReplayState::Cancelled),
         (running.id(), ReplayState::Running),
     ] {
         let record = records.iter().find(|record| record.id == id).expect("it is listed");

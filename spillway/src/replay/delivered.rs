@@ -34,7 +34,7 @@ impl DeliveredWebhooks {
             )));
         }
         let own = consumers::cell(&redis, &mut connection).await?;
-        let cursor = known.cursor.parse().map_err(|_| {
+        let cursor = known.cursor.parse::<StreamId>().map_err(|_| {
             Failure::Failed(format!("BUG: the cursor of {consumer} is no id: {}", known.cursor))
         })?;
         Ok(Self {

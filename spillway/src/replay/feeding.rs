@@ -258,7 +258,11 @@ impl Feeding {
         Ok(self.reader.begin(from, &self.feeder).await?)
     }
 
+    /// Waits until it is worth to look again. What was held and is fed now does not wait.
     async fn wait(&mut self, stop: &CancellationToken) {
+        if self.feeder.step_len() > 0 {
+            return;
+        }
         let looks = 1 + self.feeder.open_ids().len() / LOOKED_AT;
         let pause = self.clock.pause * u32::try_from(looks).unwrap_or(u32::MAX);
         self.clock.pause = (2 * self.clock.pause).min(PAUSE.1);
