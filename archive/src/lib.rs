@@ -3,7 +3,7 @@
 //! The path of a pack: [`writer`] adds it to the object that is being filled, whose [`index`] describes it
 //! (with [`bloom`]), and [`keys`] encrypts it if there are keys. [`store`] puts the object under its
 //! [`name`]. Later, [`store`] lists objects, [`object`] opens them, and [`chain`] finds gaps and packs that are
-//! in several objects. Also: [`header`] (first bytes of an object), [`args`] (settings), `directory`
+//! in several objects. [`erase`] writes an object again without some of its webhooks. Also: [`header`] (first bytes of an object), [`args`] (settings), `directory`
 //! (syncing and cleaning up files), `input` (reading bytes that may be damaged).
 //!
 //! Nothing in this crate knows Redis. The layout is described in docs/archive-format.md, decisions are in ADR 28.
@@ -12,6 +12,7 @@ pub mod args;
 pub mod bloom;
 pub mod chain;
 mod directory;
+pub mod erase;
 pub mod error;
 pub mod header;
 pub mod index;

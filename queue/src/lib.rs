@@ -8,8 +8,8 @@
 //! which the rest waits, advances the cursor and trims). Other modules: [`leader`] (leader
 //! election), [`dead`] (dead letters), [`consumers`] (registered consumers), [`controls`] (an operator's
 //! controls), [`history`] (outcomes of webhooks), [`restore`] (restores what a receiver spilled to its
-//! disk), [`shares`] (shops that take much of what waits), [`status`] and [`health`] (reports for
-//! operators), [`rewrite`] (rewrites of the AOF).
+//! disk), [`shares`] (shops that take much of what waits), [`redactions`] (who is to be forgotten),
+//! [`status`] and [`health`] (reports for operators), [`rewrite`] (rewrites of the AOF).
 //!
 //! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
 //! works on a Redis that is completely full, because only consumers can empty it. What a leader
@@ -32,6 +32,7 @@ pub mod leader;
 mod open;
 pub mod permissions;
 pub mod read;
+pub mod redactions;
 pub mod restore;
 pub mod rewrite;
 pub mod sentinel;

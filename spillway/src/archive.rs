@@ -45,9 +45,11 @@ enum Action {
 }
 
 /// An archive and the keys to read it with.
-struct OpenArchive {
-    store: ArchiveStore,
-    keys: Arc<KeyRing>,
+pub(crate) struct OpenArchive {
+    /// The archive.
+    pub store: ArchiveStore,
+    /// Keys of ARCHIVE_KEY_FILE.
+    pub keys: Arc<KeyRing>,
 }
 
 /// Objects and packs that a search leaves out because they cannot be read. Each is reported on standard error.
@@ -101,7 +103,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn open(arguments: &ArchiveArgs) -> Result<OpenArchive, Failure> {
+/// Opens the archive of these settings.
+pub(crate) fn open(arguments: &ArchiveArgs) -> Result<OpenArchive, Failure> {
     let mut checker = Checker::default();
     let url = arguments.url(&mut checker);
     let keys = arguments.keys(&mut checker).ring();

@@ -8,7 +8,8 @@ use spillway_process::start::{parse_flags, read_env_file};
 use spillway_process::{exit, generate};
 
 use crate::{
-    archive, config, consumers, dead, dev, doctor, explain, health, pause, queue, send, status, top,
+    archive, config, consumers, dead, dev, doctor, explain, forget, health, pause, queue, send,
+    status, top,
 };
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
@@ -49,6 +50,8 @@ pub(crate) enum Command {
     Dead(dead::Arguments),
     /// List, show or verify the objects of an archive
     Archive(archive::Arguments),
+    /// Purge the data of a customer or a shop from all that the cell holds, and from its archive
+    Forget(forget::Arguments),
     /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
     Consumers(consumers::Arguments),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong

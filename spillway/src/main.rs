@@ -12,6 +12,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod filter;
+mod forget;
 mod format;
 mod health;
 mod http;
@@ -63,6 +64,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Explain(arguments) => explain::run(arguments).await,
             Command::Archive(arguments) => archive::run(arguments).await,
             Command::Dead(arguments) => dead::run(arguments).await,
+            Command::Forget(arguments) => forget::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,
