@@ -163,11 +163,13 @@ pub async fn complete(
             return Ok(if failed { RewriteOutcome::Failed } else { RewriteOutcome::Rewritten });
         }
         if !aof.is_rewriting {
-            match start(connection).await {
-                Ok(()) => is_requested = true,
-                // Another one has begun in between.
-                Err(_) if AofState::read(connection).await?.is_rewriting => {}
-                Err(error) => return Err(error),
+            let started = start(connection).await;
+            is_requested = started.is_ok();
+            // Another one may have begun in between.
+            if let Err(error) = started
+                && !AofState::read(connection).await?.is_rewriting
+            {
+                return Err(error);
             }
             continue;
         }
