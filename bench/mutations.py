@@ -658,6 +658,24 @@ SERVICE = [
     # what_another_request_waits_for_is_shown_until_it_is_done
     ('archive: one request that is done hides what others wait for', 'archiver/src/troubles.rs',
      'None => self.0.remove(what),', 'None => {\n                self.0.clear();\n                None\n            }'),
+    ("a number within another one is the customer's", 'webhook/src/redaction/text.rs',
+     '!before.ends_with(|letter: char| letter.is_ascii_digit())', 'true'),
+    ('an address is compared with its case', 'webhook/src/redaction/text.rs',
+     'let text = text.to_lowercase();', 'let text = text.to_owned();'),
+    ('a customer is forgotten in every shop', 'webhook/src/redaction.rs',
+     'if !webhook.shop.eq_ignore_ascii_case(self.shop.as_bytes()) {', 'if webhook.shop.is_empty() {'),
+    ("the id of anything is the customer's", 'webhook/src/redaction.rs',
+     'known.kind.is_none_or(|known| known == kind)', 'true'),
+    ('orders are not forgotten by their GraphQL ids', 'webhook/src/redaction.rs',
+     '|| self.orders.iter().any(|order| holds_id(text, "Order", *order))', ''),
+    ('an erased webhook is in the index', 'archive/src/writer.rs',
+     '        if webhook.is_erased() {\n            return;\n        }\n', ''),
+    ('an erased object begins after nothing', 'archive/src/erase.rs',
+     'ObjectWriter::new(header.cell, header.after, keys)', 'ObjectWriter::new(header.cell, StreamId::ZERO, keys)'),
+    ('a damaged object is kept in place of the new one', 'archive/src/erase.rs',
+     '&& !is_written(store, keys, new).await?', '&& false'),
+    ('a redaction that names nobody is noted', 'consumer/src/redactions.rs',
+     '            );\n            return None;', '            );'),
 ]
 # Package, directory of the files, and arguments of cargo test, the quickest first. Without a package, a file
 # names its own.

@@ -4,7 +4,8 @@
 //! (with [`bloom`]), and [`keys`] encrypts it if there are keys. [`store`] puts the object under its
 //! [`name`]. Later, [`store`] lists objects, [`object`] opens them, and [`chain`] finds gaps and packs that are
 //! in several objects; [`reader`] returns the packs of a range, each once. [`checkpoint`] is what the consumers
-//! have settled. Also: [`header`] (first bytes of an object), [`args`] (settings), `directory`
+//! have settled, and [`erase`] writes an object again without some of its webhooks. Also: [`header`] (first
+//! bytes of an object), [`args`] (settings), `directory`
 //! (syncing and cleaning up files), `input` (reading bytes that may be damaged).
 //!
 //! Nothing in this crate knows Redis. The layout is described in docs/archive-format.md, decisions are in ADR 28.
@@ -14,6 +15,7 @@ pub mod bloom;
 pub mod chain;
 pub mod checkpoint;
 mod directory;
+pub mod erase;
 pub mod error;
 pub mod header;
 pub mod index;

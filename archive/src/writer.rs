@@ -158,6 +158,9 @@ impl ObjectContents {
         let received = webhook.received_at_ms;
         let (first, last) = self.received_ms.unwrap_or((received, received));
         self.received_ms = Some((first.min(received), last.max(received)));
+        if webhook.is_erased() {
+            return;
+        }
         let shop = webhook.shop().unwrap_or_default();
         self.shops.count(shop);
         self.topics.count(&webhook.topic().unwrap_or_default());

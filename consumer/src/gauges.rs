@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use prometheus::core::Collector;
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+};
 use spillway_process::consumer_gauges::ConsumerGauges;
 use spillway_process::metrics::register;
 use spillway_queue::consumers::ConsumerName;
@@ -23,6 +25,7 @@ pub struct QueueGauges {
     bytes: IntGauge,
     limit_bytes: IntGauge,
     dead_letters: IntGauge,
+    redactions: Gauge,
     /// Number of registered consumers.
     registered: AtomicUsize,
 }
@@ -47,6 +50,13 @@ impl QueueGauges {
                 "Redis' maxmemory; 0 = none.",
             ),
             dead_letters: gauge(registry, "spillway_dead_letters", "Dead letters held now."),
+            redactions: add(
+                registry,
+                Gauge::new(
+                    "spillway_redactions_oldest_age_seconds",
+                    "Age of the oldest redaction that was delivered and whose data is not purged; 0 = none.",
+                ),
+            ),
             registered: AtomicUsize::new(0),
         }
     }
@@ -62,6 +72,7 @@ impl QueueGauges {
         self.bytes.set(status.queue.bytes.cast_signed());
         self.limit_bytes.set(status.queue.limit_bytes.cast_signed());
         self.consumers.show(&status.consumers);
+        self.redactions.set(status.queue.oldest_redaction_age_seconds.unwrap_or(0.0));
         let is_own = |consumer: &&ConsumerStatus| *consumer.name == *self.consumer;
         if let Some(own) = status.consumers.iter().find(is_own) {
             self.dead_letters.set(own.dead.letters.cast_signed());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_consumer::settle::{self, Settled};
-use spillway_consumer::{End, LeaderHandle, Routes};
+use spillway_consumer::{DeliveredRedaction, End, LeaderHandle, Routes};
 use spillway_delivery::{
     AttemptEnd, AttemptId, Controls, Core, Counts, DedupWindow, Dispatch, Effect, Event, Loaded,
     Now, PackKey, Verdict,
@@ -309,12 +309,17 @@ impl Worker {
         let id = job.dispatch.id;
         let sender = self.sender.clone();
         let leader = self.leader.clone();
+        let settings = self.settings.clone();
         let running = self.channels.deliveries.spawn(async move {
             // The process may have been suspended since this was decided.
             if !leader.holds(spillway_queue::leader::boottime()) {
                 return EndedDelivery::not_sent(job);
             }
-            sender.deliver(job).await
+            let ended = sender.deliver(job).await;
+            if let Some(redaction) = delivered_redaction(&ended, &settings) {
+                redaction.note(&settings.common.redis, &settings.consumer.name).await;
+            }
+            ended
         });
         self.channels.running.insert(id, running);
     }
@@ -425,6 +430,19 @@ impl Worker {
     fn now(&self) -> Now {
         Now { at: self.started.elapsed(), wall_ms: self.leader.now_ms() }
     }
+}
+
+/// The webhook, if it is a redaction and the backend accepted it. It is noted before it is settled: nobody would know
+/// of it any more.
+fn delivered_redaction(
+    ended: &EndedDelivery,
+    settings: &DownstreamerSettings,
+) -> Option<DeliveredRedaction> {
+    if judge::judge(&ended.outcome, settings) != Verdict::Delivered {
+        return None;
+    }
+    let DeliveryJob { dispatch, webhook, .. } = &ended.job;
+    DeliveredRedaction::of(&dispatch.content.0, dispatch.record_index, *webhook)
 }
 
 /// Groups ranges that are read in one go. Otherwise lanes of one chunk would cost two round trips

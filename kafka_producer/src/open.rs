@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use spillway_consumer::DeliveredRedaction;
 use spillway_queue::settle::Settlement;
 use spillway_trace::Tracer;
 use spillway_webhook::pack::Pack;
@@ -70,6 +71,8 @@ pub(crate) struct Open {
     pub spans: TransactionSpans,
     /// Webhooks without a record, because the filter excludes them.
     pub excluded: Excluded,
+    /// Redactions among the records.
+    pub redactions: Vec<DeliveredRedaction>,
     bytes: usize,
     bytes_max: usize,
     first_at: Option<Instant>,
@@ -88,6 +91,7 @@ impl Open {
             alone: None,
             spans: TransactionSpans::default(),
             excluded: Excluded::default(),
+            redactions: Vec::new(),
             bytes: 0,
             bytes_max,
             first_at: None,

@@ -275,6 +275,8 @@ class Reader:
         for (cell, entry, webhooks, _), (count, raw) in zip(chosen, decoded, strict=True):
             check(count == webhooks, "webhooks of a pack")
             for index, record in enumerate(records(count, raw)):
+                if not any(record[1:]):
+                    continue  # Erased: only its place and its time are left.
                 print(json.dumps(webhook(cell, entry, index, record), ensure_ascii=False))
 
 

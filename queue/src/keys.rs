@@ -70,6 +70,21 @@ impl Keys {
         &self.prefix
     }
 
+    /// Hash: Spillway-Id of a delivered redaction → the redaction, as described in [`crate::redactions`].
+    pub fn redactions(&self) -> String {
+        format!("{}redactions", self.prefix)
+    }
+
+    /// Sorted set: field of [`Keys::redactions`] → time at which it was noted, in ms of Redis' clock.
+    pub fn redactions_noted(&self) -> String {
+        format!("{}redactions:noted", self.prefix)
+    }
+
+    /// Stream of purges: field `r` holds a record as JSON.
+    pub fn forgotten(&self) -> String {
+        format!("{}forgotten", self.prefix)
+    }
+
     /// Names of one consumer's keys.
     pub fn of(&self, consumer: &str) -> ConsumerKeys {
         ConsumerKeys { prefix: format!("{}{consumer}:", self.prefix) }

@@ -9,9 +9,9 @@
 //! election), [`dead`] (dead letters), [`consumers`] (registered consumers), [`controls`] (an operator's
 //! controls), [`history`] (outcomes of webhooks), [`replay`] (replays of archived webhooks), [`restore`]
 //! (restores what a receiver spilled to its disk), [`checkpoint`] and [`rebuild`] (state of the consumers for an
-//! archive, and a queue that is restored from one), [`shares`] (shops that take much of what waits), [`status`] and
-//! [`health`] (reports for
-//! operators), [`rewrite`] (rewrites of the AOF).
+//! archive, and a queue that is restored from one), [`shares`] (shops that take much of what waits),
+//! [`redactions`] (who is to be forgotten), [`status`] and [`health`] (reports for operators), [`rewrite`]
+//! (rewrites of the AOF).
 //!
 //! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
 //! works on a Redis that is completely full, because only consumers can empty it. A replay of archived
@@ -37,6 +37,7 @@ mod open;
 pub mod permissions;
 pub mod read;
 pub mod rebuild;
+pub mod redactions;
 pub mod replay;
 pub mod restore;
 pub mod rewrite;

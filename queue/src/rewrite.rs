@@ -23,6 +23,8 @@ const GAIN_BYTES: u64 = 64 << 20;
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 /// Longest pause: at most 24 attempts a day while every one fails.
 const PAUSE_LONGEST: Duration = Duration::from_secs(3600);
+/// Time between two looks at a rewrite.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 const _: () = assert!(PAUSE_FIRST.as_millis() < PAUSE_LONGEST.as_millis(), "pauses grow");
 const _: () = assert!(GAIN_BYTES < WORTH_BYTES, "a rewrite of a small AOF gains little");
 
@@ -103,6 +105,79 @@ fn fits(facts: &RedisInfo) -> bool {
 /// [`QueueError`] from Redis, also when another rewrite is running.
 pub async fn start(connection: &mut Connection) -> Result<(), QueueError> {
     Ok(cmd("BGREWRITEAOF").query_async(connection).await?)
+}
+
+/// Result of a rewrite that was waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RewriteOutcome {
+    /// The AOF holds only what Redis holds.
+    Rewritten,
+    /// There is no AOF.
+    NoAof,
+    /// Redis could not write the new AOF. Its log says why.
+    Failed,
+    /// It has not ended in time.
+    Unfinished,
+}
+
+/// State of the AOF.
+struct AofState {
+    is_on: bool,
+    is_rewriting: bool,
+    has_failed: bool,
+}
+
+impl AofState {
+    async fn read(connection: &mut Connection) -> Result<Self, QueueError> {
+        let info: String = cmd("INFO").arg("persistence").query_async(connection).await?;
+        let is = |field: &str, value: &str| {
+            let mut pairs = info.lines().filter_map(|line| line.trim_end().split_once(':'));
+            pairs.any(|pair| pair == (field, value))
+        };
+        Ok(Self {
+            is_on: is("aof_enabled", "1"),
+            is_rewriting: is("aof_rewrite_in_progress", "1") || is("aof_rewrite_scheduled", "1"),
+            has_failed: is("aof_last_bgrewrite_status", "err"),
+        })
+    }
+}
+
+/// Rewrites the AOF and waits until that has ended, so that no file holds what Redis does not hold any more. One
+/// that is running has begun before, and does not count. Waits up to `patience` in all.
+///
+/// # Errors
+/// [`QueueError`] from Redis; [`QueueError::Refused`] if a rewrite cannot be requested.
+pub async fn complete(
+    connection: &mut Connection,
+    patience: Duration,
+) -> Result<RewriteOutcome, QueueError> {
+    let until = Instant::now() + patience;
+    let mut is_requested = false;
+    loop {
+        let aof = AofState::read(connection).await?;
+        if !aof.is_on {
+            return Ok(RewriteOutcome::NoAof);
+        }
+        if !aof.is_rewriting && is_requested {
+            let failed = aof.has_failed;
+            return Ok(if failed { RewriteOutcome::Failed } else { RewriteOutcome::Rewritten });
+        }
+        if !aof.is_rewriting {
+            let started = start(connection).await;
+            is_requested = started.is_ok();
+            // Another one may have begun in between.
+            if let Err(error) = started
+                && !AofState::read(connection).await?.is_rewriting
+            {
+                return Err(error);
+            }
+            continue;
+        }
+        if Instant::now() >= until {
+            return Ok(RewriteOutcome::Unfinished);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 #[cfg(test)]

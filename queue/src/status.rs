@@ -41,6 +41,8 @@ pub struct QueueStatus {
     pub limit_bytes: u64,
     /// Number of webhooks ever accepted.
     pub accepted: u64,
+    /// Age of the oldest redaction that was delivered and is not carried out; `None` if there is none.
+    pub oldest_redaction_age_seconds: Option<f64>,
 }
 
 /// Status of one consumer.
@@ -133,7 +135,7 @@ pub struct DeadTotals {
     pub bytes: u64,
 }
 
-type QueueRow = (u64, String, String, String, String, String);
+type QueueRow = (u64, String, String, String, String, String, String);
 type ConsumerRow = (
     String,
     String,
@@ -171,13 +173,14 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<CellStat
         .key(keys.counts())
         .key(keys.consumers())
         .key(keys.shares())
+        .key(keys.redactions_noted())
         .arg(prefix)
         .invoke_async(connection)
         .await?;
     let mut rows = rows.into_iter();
     let unexpected = |error: redis::ParsingError| QueueError::Unexpected(error.to_string());
     let first = rows.next().ok_or_else(|| QueueError::Unexpected("no status".to_owned()))?;
-    let (packs, appended, trimmed, used, limit, now): QueueRow =
+    let (packs, appended, trimmed, used, limit, now, noted): QueueRow =
         redis::from_redis_value(first).map_err(unexpected)?;
     let appended = number(&appended);
     let now_ms = number(&now);
@@ -187,6 +190,9 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<CellStat
         bytes: number(&used),
         limit_bytes: number(&limit),
         accepted: appended,
+        oldest_redaction_age_seconds: Some(number(&noted))
+            .filter(|noted| *noted > 0)
+            .map(|noted| age(now_ms, noted)),
     };
     let consumers = rows
         .map(|row| redis::from_redis_value(row).map(|row| consumer(row, appended, now_ms)))

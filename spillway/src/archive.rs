@@ -48,7 +48,7 @@ enum Action {
 pub(crate) struct OpenArchive {
     /// The archive.
     pub store: ArchiveStore,
-    /// The keys.
+    /// Keys of ARCHIVE_KEY_FILE.
     pub keys: Arc<KeyRing>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens the archive of the settings.
+/// Opens the archive of these settings.
 pub(crate) fn open(arguments: &ArchiveArgs) -> Result<OpenArchive, Failure> {
     let mut checker = Checker::default();
     let url = arguments.url(&mut checker);

@@ -8,8 +8,8 @@ use spillway_process::start::{parse_flags, read_env_file};
 use spillway_process::{exit, generate};
 
 use crate::{
-    archive, config, consumers, dead, dev, doctor, explain, health, pause, queue, replay, restore,
-    send, status, top,
+    archive, config, consumers, dead, dev, doctor, explain, forget, health, pause, queue, replay,
+    restore, send, status, top,
 };
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Replay(replay::Arguments),
     /// Restore a queue whose disk was lost, as far as an archive reached
     RestoreFromArchive(restore::Arguments),
+    /// Purge the data of a customer or a shop from all that the cell holds, and from its archive
+    Forget(forget::Arguments),
     /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
     Consumers(consumers::Arguments),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong

@@ -12,6 +12,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod filter;
+mod forget;
 mod format;
 mod health;
 mod http;
@@ -68,6 +69,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Replay(arguments) => replay::run(arguments).await,
             Command::Dead(arguments) => dead::run(arguments).await,
             Command::RestoreFromArchive(arguments) => restore::run(arguments).await,
+            Command::Forget(arguments) => forget::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,

@@ -1,6 +1,6 @@
 //! `spillway queue`: lists, shows or drops waiting webhooks.
 
-mod drop;
+pub(crate) mod drop;
 mod list;
 mod show;
 

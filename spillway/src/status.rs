@@ -234,8 +234,14 @@ mod tests {
 
     #[test]
     fn it_is_read_at_a_glance() {
-        let queue =
-            QueueStatus { packs: 1, webhooks: 12, bytes: 512, limit_bytes: 1024, accepted: 99 };
+        let queue = QueueStatus {
+            packs: 1,
+            webhooks: 12,
+            bytes: 512,
+            limit_bytes: 1024,
+            accepted: 99,
+            oldest_redaction_age_seconds: None,
+        };
         let text =
             text(&CellStatus { queue, consumers: vec![consumer()], now_ms: 0 }, output("table"));
         let lines: Vec<_> = text.lines().collect();

@@ -51,6 +51,7 @@ pub mod shop;
 pub mod sick_disk;
 pub mod size;
 pub mod supervisor;
+pub mod traces;
 pub mod tunnel;
 pub mod until;
 pub mod way;

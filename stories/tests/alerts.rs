@@ -425,7 +425,7 @@ impl Watched {
         let redis = cell.redis(&[]).await;
         let receiver = cell.receiver(&[]).await;
         let backend = Backend::start().await;
-        let orders = cell.downstreamer(&backend, &[("ONLY_TOPICS", "orders/*")]).await;
+        let orders = cell.downstreamer(&backend, &[("ONLY_TOPICS", "orders/*,shop/redact")]).await;
         orders.leads().await;
         let targets = [
             ("127.0.0.1:9811", receiver.admin_address()),
@@ -438,6 +438,11 @@ impl Watched {
         connection.post(&Webhook::any().topic("carts/update")).await.expect_stored();
         let fault = "a webhook that the filter of the only consumer excludes";
         self.fire(fault, &["SpillwayUnmatched"]).await;
+        let redaction = Webhook::any().topic("shop/redact");
+        let redaction = redaction.body(r#"{"shop_domain":"story.myshopify.com"}"#);
+        connection.post(&redaction).await.expect_stored();
+        let fault = "shop/redact is delivered, and `spillway forget --due` does not run";
+        self.fire(fault, &["SpillwayRedactionLate"]).await;
         let added = cell.spillway(&["consumers", "add", "billing"]).await;
         assert!(added.status.success(), "{added:?}");
         connection.post(&Webhook::any().topic("orders/create")).await.expect_stored();

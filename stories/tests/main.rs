@@ -24,6 +24,7 @@ mod events;
 mod fairness;
 mod fidelity;
 mod first_hour;
+mod forget;
 mod full;
 mod harness;
 mod hostile;

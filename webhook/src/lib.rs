@@ -7,7 +7,7 @@
 //! [`pack`] (many webhooks as one stream entry) → [`identity`], [`resource`] and [`fingerprint`]
 //! (its id, its resource, and is it a duplicate?) → [`body_state`] (does it show anything new?) →
 //! [`chunk`] (webhooks of one lane that wait, each with its [`position`]). [`filter`] says which
-//! consumers deliver it.
+//! consumers deliver it, [`redaction`] who is to be forgotten.
 
 pub mod body_state;
 pub mod changes;
@@ -21,6 +21,7 @@ pub mod lane_hash;
 pub mod pack;
 pub mod position;
 pub mod received;
+pub mod redaction;
 pub mod resource;
 pub mod shopify;
 pub mod signature;
@@ -37,6 +38,7 @@ pub use filter::{ConsumerFilter, RoutingFacts};
 pub use identity::{StreamId, WebhookId};
 pub use position::Position;
 pub use received::Webhook;
+pub use redaction::Redaction;
 pub use shopify::Family;
 pub use signature::{Secrets, Verified};
 pub use spans::Spans;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rdkafka::error::KafkaError;
+use spillway_consumer::End;
 use spillway_process::clock::wall_clock_ms;
 
 use super::settling;
@@ -32,6 +33,7 @@ pub(super) fn commit(
     await_delivery(exporter, session)?;
     let through = session.through + open.settlement.passed.map_or(0, |passed| passed.webhooks);
     move_cursor(exporter, session, open, through)?;
+    note_redactions(exporter, open)?;
     let link = &session.link;
     link.commit().map_err(|error| exporter.stop(link, Call::Commit, &error))?;
     exporter.metrics.committed(&open.received_at_ms, wall_clock_ms());
@@ -57,6 +59,23 @@ pub(super) fn begin_transaction(
     if !open.has_begun {
         link.begin().map_err(|error| exporter.stop(link, Call::Begin, &error))?;
         open.has_begun = true;
+    }
+    Ok(())
+}
+
+/// Notes in Redis the redactions among the records, all of which the brokers have. After the commit it would be too
+/// late: a producer that is killed then never looks at them again.
+fn note_redactions(exporter: &Exporter, open: &mut Open) -> Result<(), Stop> {
+    let redis = &exporter.queue.redis;
+    let consumer = exporter.queue.routes.name();
+    for redaction in open.redactions.drain(..) {
+        exporter.runtime.block_on(async {
+            tokio::select! {
+                () = redaction.note(redis, consumer) => Ok(()),
+                () = exporter.leader.lost.cancelled() => Err(Stop::End(End::Lost)),
+                () = exporter.shutdown.cancelled() => Err(Stop::End(End::Stopped)),
+            }
+        })?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spillway_consumer::{End, Route};
+use spillway_consumer::{DeliveredRedaction, End, Route};
 use spillway_webhook::pack::Pack;
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{StreamId, WebhookId};
@@ -199,6 +199,7 @@ fn send_record(
         let Err(error) = link.send(record, open.records()) else {
             open.sent(current.place(), view.received_at_ms, bytes, Instant::now());
             open.spans.add(span);
+            open.redactions.extend(DeliveredRedaction::of(&current.pack, current.next, webhook));
             return Ok(());
         };
         let is_empty = link.in_flight() == 0;

@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 -- Status for operators: one row for the queue, one for each consumer. Returns ids only, never a
 -- pack.
--- KEYS  1 stream  2 counts  3 consumers  4 shares  ARGV  1 prefix
+-- KEYS  1 stream  2 counts  3 consumers  4 shares  5 times of redactions  ARGV  1 prefix
 local function info(reply)
   local about = {}
   for i = 1, #reply, 2 do about[reply[i]] = reply[i + 1] end
@@ -16,6 +16,7 @@ local rows = {{
   string.match(memory, 'used_memory:(%d+)'),
   string.match(memory, '\nmaxmemory:(%d+)'),
   now[1] .. string.sub(string.format('%06d', now[2]), 1, 3),
+  redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')[2] or '0',
 }}
 local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
 if groups.err then groups = {} end

@@ -152,6 +152,11 @@ async fn show_webhook(
             }
             let found = find(archive, &object, &tail, id, &mut unread).await?;
             let Some((pack, found)) = found else { continue };
+            if pack.view(found.index).is_erased() {
+                return Err(Failure::Failed(format!(
+                    "the webhook {id} was erased (`spillway forget`): the archive holds its place only"
+                )));
+            }
             let met = Met { id: found, view: pack.view(found.index), aside: None };
             return print_webhook(&met, &object.name, body_only, output);
         }

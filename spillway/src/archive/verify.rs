@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 use spillway_archive::chain::{ChainCheck, distinct_packs, groups};
+use spillway_archive::erase::differing_entries;
 use spillway_archive::index::ObjectIndex;
 use spillway_archive::{ArchiveObject, ListedObject, ObjectName, StoreError};
 use spillway_process::error::chain;
@@ -27,6 +28,10 @@ struct Verification {
     corrupt_packs: u64,
     /// Objects with entries that others have, too.
     overlapping: u64,
+    /// Entries that several objects hold with other content.
+    differing: u64,
+    /// Webhooks that were erased.
+    erased: u64,
     problems: Vec<String>,
 }
 
@@ -77,6 +82,7 @@ impl Verification {
                 Ok(object) => {
                     after = object.tail.header.after;
                     self.problems.extend(mistakes(name, &object));
+                    self.erased += erased(&object);
                     self.corrupt_packs += object.tail.index.corrupt_packs() as u64;
                     indexes.push(object.tail.index);
                 }
@@ -100,6 +106,7 @@ impl Verification {
         let there = self.objects - before;
         self.overlapping += if there > 1 { there } else { 0 };
         let indexes: Vec<&ObjectIndex> = indexes.iter().collect();
+        self.differing += differing_entries(&indexes).len() as u64;
         let distinct = distinct_packs(&indexes).into_iter();
         let webhooks = distinct.map(|place| indexes[place.object].packs[place.pack].webhooks);
         self.webhooks += webhooks.map(u64::from).sum::<u64>();
@@ -107,7 +114,16 @@ impl Verification {
     }
 
     fn print(&self, output: OutputArgs) -> Result<(), Failure> {
-        let Self { objects, bytes, webhooks, corrupt_packs, overlapping, problems } = self;
+        let Self {
+            objects,
+            bytes,
+            webhooks,
+            corrupt_packs,
+            overlapping,
+            differing,
+            erased,
+            problems,
+        } = self;
         if output.is_json() {
             line(json!({
                 "objects": objects,
@@ -115,6 +131,8 @@ impl Verification {
                 "webhooks": webhooks,
                 "corrupt_packs": corrupt_packs,
                 "overlapping_objects": overlapping,
+                "differing_entries": differing,
+                "erased": erased,
                 "problems": problems,
             }))?;
             return Ok(());
@@ -133,12 +151,35 @@ impl Verification {
                 "{packs} could not be decoded in the queue either, archived unchanged"
             ))?;
         }
-        if *overlapping > 0 {
-            let objects = count(*overlapping, "object");
+        self.print_differences()
+    }
+
+    fn print_differences(&self) -> Result<(), Failure> {
+        if self.overlapping > 0 {
+            let objects = count(self.overlapping, "object");
             line(format_args!("{objects} overlap; each webhook is counted once"))?;
+        }
+        if self.differing > 0 {
+            line(format_args!(
+                "{} in several objects with other content: a `spillway forget` was cut off, and goes on when it runs \
+                 again, or a restored Redis gave an id twice",
+                count(self.differing, "pack"),
+            ))?;
+        }
+        if self.erased > 0 {
+            line(format_args!("{} erased (`spillway forget`)", count(self.erased, "webhook")))?;
         }
         Ok(())
     }
+}
+
+/// Number of webhooks of an object that were erased.
+fn erased(object: &ArchiveObject) -> u64 {
+    let numbers = 0..object.tail.index.packs.len();
+    let packs = numbers.filter_map(|number| Pack::decode(&object.pack(number).ok()?).ok());
+    packs
+        .map(|pack| (0..pack.count()).filter(|index| pack.view(*index).is_erased()).count() as u64)
+        .sum()
 }
 
 /// True if an object that was listed is in the list no more.

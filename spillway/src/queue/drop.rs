@@ -11,6 +11,7 @@ use spillway_queue::QueueError;
 use spillway_queue::consumers::{StartAt, register};
 use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
 use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
+use spillway_queue::lane::LaneRow;
 use spillway_queue::status;
 use spillway_webhook::fingerprint::id_key;
 use spillway_webhook::shopify::Headers;
@@ -45,11 +46,26 @@ pub(super) struct Arguments {
 
 /// The webhooks to drop.
 #[derive(Default)]
-struct Named {
-    dropping: Dropping,
-    history: Vec<u8>,
-    webhooks: u64,
-    compliance_kept: u64,
+pub(crate) struct NamedWebhooks {
+    /// Their names.
+    pub dropping: Dropping,
+    /// Records for the history.
+    pub history: Vec<u8>,
+    /// Number of webhooks.
+    pub webhooks: u64,
+    /// Webhooks that are meant, and kept because of their topic.
+    pub compliance_kept: u64,
+}
+
+/// What becomes of a waiting webhook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DropChoice {
+    /// It is not meant.
+    Other,
+    /// It is meant, and kept because of its topic.
+    Keep,
+    /// It is dropped.
+    Drop,
 }
 
 /// A webhook found: its position, and its history record.
@@ -71,7 +87,17 @@ pub(super) async fn run(
         return Err(Failure::Usage(format!("give a filter ({FILTERS}), or --all")));
     }
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
-    let named = find(&mut waiting, filter, consent).await?;
+    let wanted = filter.clone();
+    let choose = move |met: &Met<'_>| {
+        if !met.is_meant(&wanted) {
+            DropChoice::Other
+        } else if consent.keeps(&met.topic()) {
+            DropChoice::Keep
+        } else {
+            DropChoice::Drop
+        }
+    };
+    let named = find(&mut waiting, &filter, |_| true, choose).await?;
     consent.tell_kept(named.compliance_kept, "webhook");
     if named.webhooks == 0 || !consent.confirmation.yes {
         return tell_unchanged(consumer, named.webhooks, &arguments);
@@ -82,7 +108,7 @@ pub(super) async fn run(
         register(&redis, waiting.connection(), Some(consumer), StartAt::Oldest).await?;
     }
     let before = controls::carried_out(&redis, waiting.connection(), consumer).await?;
-    let Named { dropping, history, webhooks, .. } = named;
+    let NamedWebhooks { dropping, history, webhooks, .. } = named;
     let connection = waiting.connection();
     let mut ordered = 0;
     let mut progress = Progress::new();
@@ -109,12 +135,19 @@ fn partly_ordered(error: QueueError, ordered: u64, webhooks: u64) -> Failure {
     ))
 }
 
-async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result<Named, Failure> {
-    let mut named = Named::default();
-    let wanted = filter.clone();
+/// Reads everything that waits: replays, the main stream, and the lanes that may match `filter` and for which
+/// `may_hold` returns true. Names what `choose` chooses.
+pub(crate) async fn find(
+    waiting: &mut Waiting,
+    filter: &Filter,
+    may_hold: impl Fn(&LaneRow) -> bool,
+    choose: impl Fn(&Met<'_>) -> DropChoice + Clone + Send + Sync + 'static,
+) -> Result<NamedWebhooks, Failure> {
+    let mut named = NamedWebhooks::default();
     let look = move |look: &Look<'_>| {
-        let meant = look.webhooks().filter(|met| met.is_meant(&wanted));
-        meant.map(|met| One::of(&met, consent)).collect::<Vec<One>>()
+        let chosen = look.webhooks().map(|met| (choose(&met), met));
+        let meant = chosen.filter(|(choice, _)| *choice != DropChoice::Other);
+        meant.map(|(choice, met)| One::of(&met, choice)).collect::<Vec<One>>()
     };
     let mut progress = Progress::new();
     let mut seen = 0;
@@ -127,13 +160,14 @@ async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result
         })
         .await?;
     // Read last: webhooks that leave the main stream while it is read would otherwise be missed.
-    let lanes = waiting.lanes(&filter).await?;
+    let mut lanes = waiting.lanes(filter).await?;
+    lanes.retain(may_hold);
     waiting.aside(&lanes, look, |found| named.take(found)).await?;
     Ok(named)
 }
 
 impl One {
-    fn of(met: &Met<'_>, consent: Consent) -> Self {
+    fn of(met: &Met<'_>, choice: DropChoice) -> Self {
         let key = met.view.shopify("webhook-id").map_or(0, id_key);
         let attempts = met.aside.map_or(0, |aside| aside.attempts);
         Self {
@@ -145,12 +179,12 @@ impl One {
                 attempts: u8::try_from(attempts).unwrap_or(u8::MAX),
             },
             replay: met.aside.and_then(|aside| aside.replay),
-            is_kept: consent.keeps(&met.topic()),
+            is_kept: choice == DropChoice::Keep,
         }
     }
 }
 
-impl Named {
+impl NamedWebhooks {
     fn take(&mut self, found: Vec<One>) -> ControlFlow<()> {
         for One { past, replay, is_kept } in found {
             if is_kept {
@@ -178,7 +212,7 @@ impl Named {
 }
 
 /// Returns how many were dropped when the consumer finished or stopped making progress.
-async fn watch(
+pub(crate) async fn watch(
     waiting: &mut Waiting,
     consumer: &str,
     version: u64,

@@ -1,0 +1,177 @@
+//! Erases webhooks from an object: makes another one with the same entries, in which their places are empty.
+//!
+//! Objects are immutable, so an object from which something is to be erased is replaced: the new one is put and read
+//! back before the old one is deleted. An erased webhook keeps its place in its pack, so the ids of the others stay
+//! the same, and the object begins and ends with the same entries, so the chain has no gap. The checksum of a pack
+//! that has changed is another one, and with it the tag in the object's name.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use spillway_webhook::pack::{Pack, Packer, View};
+use spillway_webhook::{StreamId, WebhookId};
+
+use crate::error::{BadObject, StoreError};
+use crate::index::{ObjectIndex, PackRow};
+use crate::keys::{KeyRing, NoRandomness};
+use crate::name::ObjectName;
+use crate::object::ArchiveObject;
+use crate::store::{ArchiveStore, PutOutcome};
+use crate::writer::{ObjectWriter, SealedObject};
+
+/// Webhooks of an object that are to be erased.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MeantWebhooks {
+    /// Number of the pack in the object, and index of the webhook in it.
+    places: BTreeSet<(usize, u32)>,
+    /// Packs that cannot be decoded and show what is to be erased.
+    pub corrupt: u64,
+}
+
+/// Reason why an object was not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum EraseError {
+    /// The archive failed, or the object cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The system gives no random bytes for a key.
+    #[error("the new object cannot be encrypted")]
+    NoRandomness(#[source] NoRandomness),
+    /// The new object is not as it was written. The old one is still there.
+    #[error("object {0}: it is not as it was written, so the object that it replaces stays")]
+    Unequal(Box<ObjectName>),
+}
+
+impl MeantWebhooks {
+    /// Looks for webhooks that `is_meant` chooses. Erased ones are left out. `is_shown` looks at packs that cannot be
+    /// decoded.
+    ///
+    /// # Errors
+    /// [`BadObject`] if a pack cannot be read.
+    pub fn find(
+        object: &ArchiveObject,
+        mut is_meant: impl FnMut(WebhookId, &View<'_>) -> bool,
+        mut is_shown: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Self, BadObject> {
+        let mut found = Self::default();
+        let cell = object.tail.header.cell;
+        for (number, row) in object.tail.index.packs.iter().enumerate() {
+            let bytes = object.pack(number)?;
+            let Ok(pack) = Pack::decode(&bytes) else {
+                found.corrupt += u64::from(is_shown(&bytes));
+                continue;
+            };
+            for index in 0..pack.count() {
+                let view = pack.view(index);
+                let id = WebhookId { cell, entry: row.entry, index };
+                if !view.is_erased() && is_meant(id, &view) {
+                    found.places.insert((number, index));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Number of webhooks that are to be erased.
+    pub fn count(&self) -> u64 {
+        u64::try_from(self.places.len()).unwrap_or(u64::MAX)
+    }
+
+    fn is_in_pack(&self, number: usize) -> bool {
+        self.places.range((number, 0)..=(number, u32::MAX)).next().is_some()
+    }
+}
+
+/// Makes the object without these webhooks. It is encrypted again, with the first key.
+///
+/// # Errors
+/// [`EraseError::Store`] if a pack cannot be read, [`EraseError::NoRandomness`].
+pub fn without(
+    object: &ArchiveObject,
+    name: &ObjectName,
+    keys: &KeyRing,
+    meant: &MeantWebhooks,
+) -> Result<SealedObject, EraseError> {
+    let bad = |error| EraseError::Store(StoreError::of_object(name, error));
+    let header = &object.tail.header;
+    let writer = ObjectWriter::new(header.cell, header.after, keys);
+    let mut writer = writer.map_err(EraseError::NoRandomness)?;
+    for (number, row) in object.tail.index.packs.iter().enumerate() {
+        let bytes = object.pack(number).map_err(bad)?;
+        let bytes = match meant.is_in_pack(number) {
+            true => erased(&bytes, number, meant).map_err(bad)?,
+            false => bytes,
+        };
+        writer.add(row.entry, bytes);
+    }
+    writer.finish().ok_or_else(|| bad(BadObject::Malformed("no packs")))
+}
+
+/// Pack without the webhooks that are meant. Packers that were used before may compress in another way: each pack
+/// has its own, so that the same erasure gives the same bytes.
+fn erased(bytes: &[u8], number: usize, meant: &MeantWebhooks) -> Result<Bytes, BadObject> {
+    const BAD: BadObject = BadObject::Malformed("a pack that was decoded before");
+    let pack = Pack::decode(bytes).map_err(|_| BAD)?;
+    let is_meant = |index: u32| meant.places.contains(&(number, index));
+    Ok(Bytes::copy_from_slice(Packer::new().erase(&pack, is_meant)))
+}
+
+/// Puts the object that replaces `old`, reads it back, and deletes `old`. It may be repeated after a failure at any
+/// moment: a new object that is there already is checked, and used.
+///
+/// # Errors
+/// [`EraseError`]. `old` is still there, or the new object is durable.
+pub async fn replace(
+    store: &ArchiveStore,
+    keys: &KeyRing,
+    old: &ObjectName,
+    new: &SealedObject,
+) -> Result<(), EraseError> {
+    if *old == new.name {
+        // Nothing was erased, or two checksums are equal by chance.
+        return Err(EraseError::Unequal(Box::new(new.name)));
+    }
+    if store.put(new, true).await? == PutOutcome::Exists && !is_written(store, keys, new).await? {
+        store.put(new, false).await?;
+    }
+    store.sync(&new.name).await?;
+    if !is_written(store, keys, new).await? {
+        return Err(EraseError::Unequal(Box::new(new.name)));
+    }
+    Ok(store.delete(old).await?)
+}
+
+/// True if the archive holds an object with the entries and packs of `new`. Its bytes may be others: each has a key
+/// of its own.
+async fn is_written(
+    store: &ArchiveStore,
+    keys: &KeyRing,
+    new: &SealedObject,
+) -> Result<bool, StoreError> {
+    let found = match store.object(&new.name, keys).await {
+        Ok(found) => found.tail,
+        Err(StoreError::Bad(..)) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let is_same = is_of_name(&found.index, &new.name) && found.header.cell == new.name.cell;
+    Ok(is_same && found.header.after < new.name.first)
+}
+
+/// True if an index is of the object with this name: the tag is a hash of the packs.
+fn is_of_name(index: &ObjectIndex, name: &ObjectName) -> bool {
+    index.entries() == Some((name.first, name.last))
+        && index.webhooks() == name.webhooks
+        && index.tag() == name.tag
+}
+
+/// Entries that stand in several of these objects with other content: an erasure was cut off before it deleted the
+/// old object, or a restored Redis gave an id twice.
+pub fn differing_entries(indexes: &[&ObjectIndex]) -> Vec<StreamId> {
+    let rows = indexes.iter().flat_map(|index| &index.packs);
+    let identities: BTreeSet<_> = rows.map(PackRow::identity).collect();
+    let entries: Vec<StreamId> = identities.iter().map(|identity| identity.entry).collect();
+    let mut differing: Vec<StreamId> =
+        entries.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+    differing.dedup();
+    differing
+}

@@ -1,0 +1,107 @@
+//! `spillway forget --due`: carries out the redactions that were delivered, all at once.
+//!
+//! A purge begins when the oldest of them is half as old as it may become. By then the other consumers have usually
+//! delivered theirs, each object of the archive is read once for all of them, and the other half is left for what a
+//! purge has to wait for.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use spillway_queue::dead::now_ms;
+use spillway_queue::redactions::{self, PendingRedactions};
+
+use super::order::{PurgeOrder, PurgeOrders};
+use super::purge::PurgePlace;
+use super::report::PurgeReport;
+use crate::failure::Failure;
+use crate::format::OutputArgs;
+use crate::out::{age, count, line};
+
+/// Carries out what is due. The exit code is 1 if something is left.
+pub(super) async fn run(
+    purge: &mut PurgePlace,
+    within: Duration,
+    is_dry_run: bool,
+    output: OutputArgs,
+) -> Result<ExitCode, Failure> {
+    let pending = redactions::pending(&purge.redis, &mut purge.connection).await?;
+    let now = now_ms(&mut purge.connection).await?;
+    if !is_due(&pending, now, within) {
+        return nothing_due(purge, &pending, now, is_dry_run, output).await;
+    }
+    let mut orders = Vec::new();
+    let mut unread = Vec::new();
+    for noted in &pending.noted {
+        match PurgeOrder::of(noted) {
+            Ok(order) => orders.push(order),
+            Err(problem) => unread.push(format!(
+                "the redaction {} cannot be read ({problem}): forget the customer by hand, then delete its field in \
+                 redactions and redactions:noted",
+                noted.webhook
+            )),
+        }
+    }
+    let mut report = purge.run(&PurgeOrders::new(orders), is_dry_run).await?;
+    report.pending.extend(unread);
+    report.print(output)
+}
+
+/// True if the oldest redaction has waited for half of the time that it has.
+fn is_due(pending: &PendingRedactions, now_ms: u64, within: Duration) -> bool {
+    let half_ms = u64::try_from(within.as_millis() / 2).unwrap_or(u64::MAX);
+    let oldest = pending.noted.first();
+    oldest.is_some_and(|oldest| now_ms.saturating_sub(oldest.noted_ms) >= half_ms)
+}
+
+/// Finishes a purge that was cut off before its rewrite, if there is one.
+async fn nothing_due(
+    purge: &mut PurgePlace,
+    pending: &PendingRedactions,
+    now_ms: u64,
+    is_dry_run: bool,
+    output: OutputArgs,
+) -> Result<ExitCode, Failure> {
+    let mut report = PurgeReport { is_dry_run, ..PurgeReport::default() };
+    match &pending.rewrite {
+        Some(mark) if !is_dry_run => purge.rewrite(mark, &mut report).await?,
+        Some(_) => report.notes.push("a rewrite of the AOF is due".to_owned()),
+        None if !output.is_json() => {
+            let waiting = count(pending.noted.len() as u64, "redaction");
+            let oldest = pending.noted.first().map(|oldest| {
+                let seconds = Duration::from_millis(now_ms.saturating_sub(oldest.noted_ms));
+                format!(", the oldest delivered {} ago", age(seconds.as_secs_f64()))
+            });
+            line(format_args!("nothing is due: {waiting}{}", oldest.unwrap_or_default()))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        None => {}
+    }
+    report.print(output)
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_queue::redactions::NotedRedaction;
+    use spillway_webhook::{StreamId, WebhookId};
+
+    use super::*;
+
+    #[test]
+    fn a_purge_begins_after_half_of_the_time() {
+        let day = Duration::from_secs(86_400);
+        let entry = StreamId { ms: 5, seq: 0 };
+        let noted = |noted_ms| NotedRedaction {
+            webhook: WebhookId { cell: 1, entry, index: 0 },
+            noted_ms,
+            consumer: "http".to_owned(),
+            pack: bytes::Bytes::new(),
+        };
+        let mut pending = PendingRedactions::default();
+        assert!(!is_due(&pending, u64::MAX, day), "there is none");
+        pending.noted = vec![noted(1_000), noted(90_000)];
+        assert!(!is_due(&pending, 1_000 + 43_199_999, day));
+        assert!(is_due(&pending, 1_000 + 43_200_000, day));
+        assert!(!is_due(&pending, 0, day), "the clock went back");
+        assert!(is_due(&pending, 1_500, Duration::from_secs(1)));
+    }
+}

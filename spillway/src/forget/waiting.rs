@@ -1,0 +1,62 @@
+//! Waiting webhooks of somebody who is meant: each consumer's leader drops them, as for `spillway queue drop`.
+//! Compliance webhooks stay: they are a legal duty.
+
+use std::sync::Arc;
+
+use spillway_queue::consumers::ConsumerKind;
+use spillway_queue::controls::{self, Filter};
+use spillway_queue::lane::LaneRow;
+use spillway_queue::status::ConsumerStatus;
+use spillway_webhook::shopify::is_compliance;
+
+use super::order::PurgeOrders;
+use super::report::PurgeReport;
+use crate::failure::Failure;
+use crate::out::count;
+use crate::place::CellArgs;
+use crate::queue::drop::{DropChoice, find, watch};
+use crate::walk::{Met, Waiting};
+
+/// Orders the drop of what waits for a consumer, and waits until that is carried out, as long as it goes on.
+pub(super) async fn drop_waiting(
+    place: &CellArgs,
+    consumer: &ConsumerStatus,
+    orders: &Arc<PurgeOrders>,
+    report: &mut PurgeReport,
+) -> Result<(), Failure> {
+    if consumer.kind() == Some(ConsumerKind::Archiver) {
+        // An archive takes everything. What it has taken is erased there.
+        return Ok(());
+    }
+    let name = consumer.name.as_str();
+    let mut waiting = Waiting::for_consumer(place, name).await?;
+    let meant = orders.clone();
+    let choose = move |met: &Met<'_>| {
+        if !meant.is_meant(met.id.entry, met.id.index, &met.view) {
+            DropChoice::Other
+        } else if is_compliance(met.topic().as_bytes()) {
+            DropChoice::Keep
+        } else {
+            DropChoice::Drop
+        }
+    };
+    let may_hold = |row: &LaneRow| orders.may_mean(row.shop.as_bytes());
+    let named = find(&mut waiting, &Filter::default(), may_hold, choose).await?;
+    report.counts.waiting += named.webhooks;
+    if named.compliance_kept > 0 {
+        report.pending.push(format!(
+            "{} of a compliance topic for {name}: deliver them first",
+            count(named.compliance_kept, "waiting webhook"),
+        ));
+    }
+    if report.is_dry_run || named.webhooks == 0 {
+        return Ok(());
+    }
+    let redis = waiting.redis.clone();
+    let before = controls::carried_out(&redis, waiting.connection(), name).await?;
+    let connection = waiting.connection();
+    let version =
+        controls::drop(&redis, connection, name, &named.dropping, &named.history, |_| {}).await?;
+    watch(&mut waiting, name, version, before, named.webhooks).await?;
+    Ok(())
+}
