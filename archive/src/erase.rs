@@ -16,7 +16,7 @@ use crate::index::{ObjectIndex, PackRow};
 use crate::keys::{KeyRing, NoRandomness};
 use crate::name::ObjectName;
 use crate::object::ArchiveObject;
-use crate::store::{ArchiveStore, PutOutcome};
+use crate::store::ArchiveStore;
 use crate::writer::{ObjectWriter, SealedObject};
 
 /// Webhooks of an object that are to be erased.
@@ -117,7 +117,7 @@ fn erased(bytes: &[u8], number: usize, meant: &MeantWebhooks) -> Result<Bytes, B
 }
 
 /// Puts the object that replaces `old`, reads it back, and deletes `old`. It may be repeated after a failure at any
-/// moment: a new object that is there already is checked, and used.
+/// moment: a new object that is there already is written over.
 ///
 /// # Errors
 /// [`EraseError`]. `old` is still there, or the new object is durable.
@@ -131,10 +131,8 @@ pub async fn replace(
         // Nothing was erased, or two checksums are equal by chance.
         return Err(EraseError::Unequal(Box::new(new.name)));
     }
-    if store.put(new, true).await? == PutOutcome::Exists && !is_written(store, keys, new).await? {
-        store.put(new, false).await?;
-    }
-    store.sync(&new.name).await?;
+    // One that is there may not be durable: a put of the same packs over it is.
+    store.put(new, false).await?;
     if !is_written(store, keys, new).await? {
         return Err(EraseError::Unequal(Box::new(new.name)));
     }

@@ -461,6 +461,8 @@ fn reason(error: &QueueError) -> &'static str {
         | QueueError::Unregistered
         | QueueError::OutOfStep
         | QueueError::OlderPrefix
+        | QueueError::Restoring
+        | QueueError::NotEmpty
         | QueueError::Unexpected(_) => REFUSED,
     }
 }
