@@ -21,10 +21,13 @@ use stories::shop;
 use stories::size::size;
 use stories::until::until;
 use stories::webhook::Webhook;
+use tokio::time::sleep;
 
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 2;
 const SOON: Duration = Duration::from_secs(60);
+/// Pause between two events of each resource in the full size, in which one backend is down for an hour.
+const BETWEEN: Duration = Duration::from_millis(7_200);
 /// Resources of each topic.
 const RESOURCES: u64 = 20;
 /// Topics, by the remainder of the resource's number.
@@ -105,12 +108,16 @@ async fn each_consumer_gets_its_own_in_order_and_waits_for_no_other() {
     orders.behave(|_| Behaviour::status(503));
     let ledger = Arc::new(Ledger::default());
     let all = events();
-    store(&receiver, &ledger, &all).await;
+    for part in all.chunks(RESOURCES as usize * TOPICS.len()) {
+        store(&receiver, &ledger, part).await;
+        let delivered = 2 * ledger.stored_count() as usize / TOPICS.len();
+        until("the other backend has its own", SOON, async || rest.delivered() == delivered).await;
+        sleep(BETWEEN.mul_f64(size(0.0, 1.0))).await;
+    }
     let of = |topics: &[&str]| -> HashSet<Event> {
         all.iter().copied().filter(|event| topics.contains(&topic_of(*event))).collect()
     };
     let third = of(&TOPICS[..1]).len();
-    until("the other backend has its own", SOON, async || rest.delivered() == 2 * third).await;
     topic.reaches(third, SOON).await;
     for (consumer, expected) in [("orders", third), ("http", 0), ("audit", 0)] {
         let what = format!("{expected} wait for {consumer}");
