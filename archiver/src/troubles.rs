@@ -1,4 +1,4 @@
-//! What requests to the archive wait for. Several may wait at once: `/readyz` shows one of them until none does.
+//! Reasons for which requests to the archive wait. Several may wait at once: `/readyz` shows one of them until none does.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -259,7 +259,7 @@ struct KindCheck {
 
 impl KindCheck {
     /// True if `seen`, the value of the leader's key, is that of another leader than before.
-    fn is_due(&mut self, seen: &str) -> bool {
+    fn begin_check(&mut self, seen: &str) -> bool {
         let token = seen.rsplit_once(':').map_or(seen, |(token, _)| token);
         if token.is_empty() || token == self.token {
             return false;
@@ -294,7 +294,7 @@ async fn stand_by(
         let seen = seen?;
         let since_last = last_answer.elapsed();
         last_answer = Instant::now();
-        if kinds.is_due(&seen) {
+        if kinds.begin_check(&seen) {
             candidacy.check(&mut connection).await?;
         }
         if watch.observe(&seen, since_last) {
@@ -484,7 +484,7 @@ mod tests {
         let mut kinds = KindCheck::default();
         let due: Vec<bool> = ["", "a:1", "a:2", "", "a:3", "b:1", "b:2", "a:1"]
             .iter()
-            .map(|seen| kinds.is_due(seen))
+            .map(|seen| kinds.begin_check(seen))
             .collect();
         assert_eq!(due, [false, true, false, false, false, true, false, true]);
     }

@@ -28,13 +28,13 @@ impl Class {
 /// Part of a webhook in the comparison of updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateRole {
-    /// It shows no state that is compared.
+    /// Shows no state that is compared.
     None,
-    /// It may show a state of its resource, of a kind whose updates are compared, and is not compared itself.
+    /// May show a state of its resource, of a kind whose updates are compared, and is not compared itself.
     MayShow,
-    /// It is compared with the last update delivered of its resource.
+    /// Compared with the last update delivered of its resource.
     Compared,
-    /// It may show or change the state of any resource that is compared: it names none, or is a barrier.
+    /// May show or change the state of any resource that is compared: it names none, or is a barrier.
     HidesAll,
 }
 
