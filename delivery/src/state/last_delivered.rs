@@ -37,7 +37,7 @@ const STATE_BYTES: usize = 167;
 /// Generations of states.
 const GENERATIONS: usize = 2;
 /// Subscriptions of one state. If there are more, the first is forgotten.
-const SUBSCRIPTIONS_MAX: usize = 4;
+const SUBSCRIPTIONS_MAX: usize = 3;
 /// Subscriptions of a state that is not known.
 const NOBODY: [Option<NonZeroU32>; SUBSCRIPTIONS_MAX] = [None; SUBSCRIPTIONS_MAX];
 
@@ -78,6 +78,8 @@ struct DeliveredState {
     delivered_ms: u64,
     /// Newest time of an update that was dropped because it showed the same; 0 if there was none.
     dropped_ms: u64,
+    /// Subscription of that update.
+    dropped_of: Option<NonZeroU32>,
     /// Subscriptions that delivered the state, the last one first. None if it is not known which
     /// state the backend has.
     subscriptions: [Option<NonZeroU32>; SUBSCRIPTIONS_MAX],
@@ -127,13 +129,19 @@ impl LastDelivered {
             if !is_known {
                 return Novelty::New;
             }
-            state.dropped_ms = state.dropped_ms.max(update.body.updated_ms.unwrap_or_default());
+            let updated_ms = update.body.updated_ms.unwrap_or_default();
+            if updated_ms >= state.dropped_ms {
+                state.dropped_ms = updated_ms;
+                state.dropped_of = Some(update.subscription);
+            }
             return Novelty::Same;
         }
         // The backend was not sent the time of an update that was dropped. It would take an older
-        // state for the newest.
+        // state for the newest. Another subscription may show another part, which is nowhere else.
+        let is_own = state.dropped_of == Some(update.subscription);
         let is_older = update.body.updated_ms.is_some_and(|ms| {
-            ms < state.dropped_ms || (is_known && drops_stale && ms < state.delivered_ms)
+            (is_own && ms < state.dropped_ms)
+                || (is_known && drops_stale && ms < state.delivered_ms)
         });
         if is_older { Novelty::Older } else { Novelty::New }
     }
@@ -275,6 +283,7 @@ impl Default for DeliveredState {
             sent_ms: 0,
             delivered_ms: 0,
             dropped_ms: 0,
+            dropped_of: None,
             subscriptions: NOBODY,
         }
     }

@@ -31,12 +31,13 @@ pub(crate) struct Shown {
     newest: HashMap<Resource, (u64, u8)>,
     /// Newest time of what arrived.
     heard_ms: HashMap<Resource, u64>,
-    /// Newest time of an update that was dropped because it showed nothing new.
-    dropped_ms: HashMap<Resource, u64>,
+    /// Newest time of an update that was dropped because it showed nothing new, and its subscription.
+    dropped: HashMap<Resource, (u64, u8)>,
     /// Newest update that was delivered or dropped, with its position and its state.
     due: HashMap<Resource, (u64, Position, u8)>,
-    /// Resources of which a replay arrived. It may be older than what was dropped.
-    replayed: HashSet<Resource>,
+    /// Resources of which something arrived that may be older than what was dropped: a replay, or a webhook of
+    /// another subscription or topic, which may show another part of the resource.
+    overtaken: HashSet<Resource>,
 }
 
 impl Shown {
@@ -64,8 +65,12 @@ impl Shown {
         }
         let heard = self.heard_ms.entry(resource).or_default();
         *heard = updated_ms.max(*heard);
-        if is_replay {
-            self.replayed.insert(resource);
+        let is_late = self
+            .dropped
+            .get(&resource)
+            .is_some_and(|(dropped_ms, of)| *of != subscription && updated_ms < *dropped_ms);
+        if is_replay || (is_late && updated_ms != UNDATED) {
+            self.overtaken.insert(resource);
         }
     }
 
@@ -80,8 +85,8 @@ impl Shown {
         match outcome {
             Outcome::Suppressed => {
                 self.check_suppressed(webhook, circumstances)?;
-                let dropped = self.dropped_ms.entry(resource).or_default();
-                *dropped = webhook.updated_ms.max(*dropped);
+                let dropped = self.dropped.entry(resource).or_default();
+                *dropped = (webhook.updated_ms, webhook.subscription).max(*dropped);
             }
             Outcome::Stale => self.check_stale(webhook, circumstances)?,
             Outcome::Delivered => {}
@@ -122,7 +127,7 @@ impl Shown {
         circumstances: Circumstances,
     ) -> Result<(), Violation> {
         let resource = webhook.resource();
-        let dropped = self.dropped_ms.get(&resource).copied();
+        let dropped = self.dropped.get(&resource).map(|(ms, _)| *ms);
         let heard = self.heard_ms.get(&resource).copied();
         let heard = heard.filter(|_| circumstances.drops_stale);
         let newer = dropped.max(heard);
@@ -143,7 +148,7 @@ impl Shown {
             return Ok(());
         }
         for (resource, (due_ms, position, state)) in &self.due {
-            let is_left_out = resource.1 != PRODUCTS || self.replayed.contains(resource);
+            let is_left_out = resource.1 != PRODUCTS || self.overtaken.contains(resource);
             let newest = self.newest.get(resource).copied();
             let is_right = newest.is_some_and(|(ms, own)| ms >= *due_ms || own == *state);
             if !is_left_out && !is_right {
