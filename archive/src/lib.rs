@@ -5,13 +5,14 @@
 //! [`name`]. Later, [`store`] lists objects, [`object`] opens them, and [`chain`] finds gaps and packs that are
 //! in several objects; [`reader`] returns the packs of a range, each once. [`checkpoint`] is what the consumers
 //! have settled, and [`erase`] writes an object again without some of its webhooks. Also: [`header`] (first
-//! bytes of an object), [`args`] (settings), `directory`
+//! bytes of an object), [`args`] (settings), `buckets` (access to them), `directory`
 //! (syncing and cleaning up files), `input` (reading bytes that may be damaged).
 //!
 //! Nothing in this crate knows Redis. The layout is described in docs/archive-format.md, decisions are in ADR 28.
 
 pub mod args;
 pub mod bloom;
+mod buckets;
 pub mod chain;
 pub mod checkpoint;
 mod directory;

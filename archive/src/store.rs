@@ -5,34 +5,25 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{
-    BackoffConfig, ClientConfigKey, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload,
-    RetryConfig,
-};
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use spillway_process::error::chain;
 use spillway_webhook::StreamId;
 
-use crate::directory;
 use crate::error::{BadObject, StoreError};
 use crate::input::length_u64;
 use crate::keys::KeyRing;
 use crate::name::{ListedObject, ObjectName, day_of};
 use crate::object::{ArchiveObject, OBJECT_BYTES_MAX, ObjectTail};
 use crate::writer::SealedObject;
+use crate::{buckets, directory};
 
 /// Bytes of the first request for the end of an object. The index of 32 MiB with 35,000 webhooks has 90 KB.
 const TAIL_BYTES: u64 = 128 << 10;
-/// Time for one request, unless AWS_TIMEOUT or the like sets another. 32 MiB take as long at 1 Mbit/s.
-const REQUEST_TIMEOUT: &str = "300s";
 /// Retries within one request that reads. It is repeated by its caller, which reports failures.
 const READ_RETRIES: usize = 1;
 /// Retries within one request that writes or deletes: the caller checks its lease before each attempt.
@@ -120,9 +111,9 @@ impl ArchiveUrl {
                 // Directories of days that are empty are removed.
                 Arc::new(opened.with_fsync(true).with_automatic_cleanup(true))
             }
-            StorePlace::Amazon => Arc::new(amazon(&self.text, retries)?),
-            StorePlace::Google => Arc::new(google(&self.text, retries)?),
-            StorePlace::Azure => Arc::new(azure(&self.text, retries)?),
+            StorePlace::Amazon => Arc::new(buckets::amazon(&self.text, retries)?),
+            StorePlace::Google => Arc::new(buckets::google(&self.text, retries)?),
+            StorePlace::Azure => Arc::new(buckets::azure(&self.text, retries)?),
         };
         Ok(store)
     }
@@ -187,12 +178,18 @@ impl ArchiveStore {
         Ok(PutOutcome::Written)
     }
 
+    /// True for a directory, false for a bucket.
+    pub fn is_directory(&self) -> bool {
+        self.directory.is_some()
+    }
+
     /// Makes an object durable that was found: in a directory, its bytes are written into a new file, which takes
     /// its place. A sync of the old file would prove nothing. If one failed in a process before, the next one
     /// succeeds although bytes are lost, and a read gives them from memory. What an object store lists is durable.
     ///
     /// # Errors
-    /// [`StoreError`]. The object is there all the same.
+    /// [`StoreError`]. [`StoreError::Missing`] if it was deleted meanwhile: it stays deleted. Otherwise, the object is
+    /// there all the same.
     pub async fn make_durable(
         &self,
         name: &ObjectName,
@@ -420,49 +417,6 @@ fn ensure_size(name: &ObjectName, bytes: u64) -> Result<(), StoreError> {
     const LARGE: BadObject =
         BadObject::Malformed("it has more than 256 MiB, so no archiver wrote it");
     if bytes > OBJECT_BYTES_MAX { Err(StoreError::of_object(name, LARGE)) } else { Ok(()) }
-}
-
-fn retry(times: usize) -> RetryConfig {
-    let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
-    RetryConfig { backoff, max_retries: times, ..RetryConfig::default() }
-}
-
-fn is_set(name: &str) -> bool {
-    std::env::var_os(name).is_some()
-}
-
-fn amazon(url: &str, retries: usize) -> Result<object_store::aws::AmazonS3, object_store::Error> {
-    let mut builder = AmazonS3Builder::from_env().with_url(url).with_retry(retry(retries));
-    if !is_set("AWS_TIMEOUT") {
-        let key = AmazonS3ConfigKey::Client(ClientConfigKey::Timeout);
-        builder = builder.with_config(key, REQUEST_TIMEOUT);
-    }
-    builder.build()
-}
-
-fn google(
-    url: &str,
-    retries: usize,
-) -> Result<object_store::gcp::GoogleCloudStorage, object_store::Error> {
-    let mut builder =
-        GoogleCloudStorageBuilder::from_env().with_url(url).with_retry(retry(retries));
-    if !is_set("GOOGLE_TIMEOUT") {
-        let key = GoogleConfigKey::Client(ClientConfigKey::Timeout);
-        builder = builder.with_config(key, REQUEST_TIMEOUT);
-    }
-    builder.build()
-}
-
-fn azure(
-    url: &str,
-    retries: usize,
-) -> Result<object_store::azure::MicrosoftAzure, object_store::Error> {
-    let mut builder = MicrosoftAzureBuilder::from_env().with_url(url).with_retry(retry(retries));
-    if !is_set("AZURE_TIMEOUT") {
-        let key = AzureConfigKey::Client(ClientConfigKey::Timeout);
-        builder = builder.with_config(key, REQUEST_TIMEOUT);
-    }
-    builder.build()
 }
 
 #[cfg(test)]
