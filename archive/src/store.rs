@@ -197,10 +197,7 @@ impl ArchiveStore {
     ) -> Result<(), StoreError> {
         let Some(root) = &self.directory else { return Ok(()) };
         directory::ensure_there(root).await?;
-        let path = self.path(&name.to_string());
-        let payload = PutPayload::from(object.bytes());
-        self.writer.put_opts(&path, payload, PutMode::Overwrite.into()).await?;
-        directory::sync_parents(root.clone(), *name).await
+        directory::write_again(root, name, object.bytes()).await
     }
 
     /// Cells that have objects, sorted.
@@ -343,6 +340,9 @@ impl ArchiveStore {
     /// # Errors
     /// [`StoreError`]
     pub async fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
+        if let Some(root) = &self.directory {
+            directory::remove_staged_beside(root, name).await?;
+        }
         match self.writer.delete(&self.path(&name.to_string())).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
