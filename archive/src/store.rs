@@ -183,6 +183,13 @@ impl ArchiveStore {
         self.directory.is_some()
     }
 
+    /// True for an error of one file of a directory that is there, such as that of a damaged disk: the file exists, and
+    /// the system may read it.
+    pub async fn is_file_error(&self, error: &StoreError) -> bool {
+        let is_of_file = self.is_directory() && matches!(error, StoreError::Unavailable(_));
+        is_of_file && self.ensure_there().await.is_ok()
+    }
+
     /// Makes an object durable that was found: in a directory, its bytes are written into a new file, which takes
     /// its place. A sync of the old file would prove nothing. If one failed in a process before, the next one
     /// succeeds although bytes are lost, and a read gives them from memory. What an object store lists is durable.

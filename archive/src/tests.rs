@@ -14,6 +14,7 @@ use crate::keys::tests::{NEW, OLD, ring};
 use crate::store::{ArchiveStore, ArchiveUrl, PutOutcome};
 use crate::{
     ArchiveObject, ArchiveReader, BadObject, ListedObject, ObjectTail, ObjectWriter, SealedObject,
+    StoreError,
 };
 
 mod erase;
@@ -433,4 +434,19 @@ async fn a_reader_leaves_out_nothing_that_it_cannot_read() {
     bytes[middle] ^= 1;
     std::fs::write(&file, bytes).expect("damage it");
     assert_eq!(first(ring(&[OLD])).await.expect_err("damaged").kind(), "corrupt");
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_is_an_error_of_that_file() {
+    let (directory, store) = directory();
+    let keys = KeyRing::default();
+    let (_, sealed) = sample(&keys);
+    let missing = store.object(&sealed.name, &keys).await.expect_err("nothing is there");
+    assert!(!store.is_file_error(&missing).await);
+    let source = Box::new(std::io::Error::other("damaged disk"));
+    let generic = object_store::Error::Generic { store: "LocalFileSystem", source };
+    let error = StoreError::from(generic);
+    assert!(store.is_file_error(&error).await);
+    directory.close().expect("remove it");
+    assert!(!store.is_file_error(&error).await, "its disk is not mounted");
 }

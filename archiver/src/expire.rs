@@ -64,18 +64,36 @@ async fn delete_before(
         access.instance.metrics.deleted.with_label_values(&["expired"]).inc();
         Ok::<_, String>(())
     };
-    for day in store.days(cell).await?.into_iter().filter(|day| days.contains(day)) {
-        let mut objects = store.objects(cell, &day).await?;
+    let list = async |day: &str| {
+        let listed = store.objects(cell, day).await;
+        let mut objects = listed.map_err(|error| access.failed(&error))?;
         objects.retain(|object| object.name.last.ms < before_ms);
-        expiry.delete_each(&objects, &delete).await;
-        if expiry.is_enough() {
-            break;
-        }
-    }
+        Ok::<_, String>(objects)
+    };
+    let days = store.days(cell).await?.into_iter().filter(|day| days.contains(day));
+    expiry.delete_days(days, &list, &delete).await;
     Ok(())
 }
 
 impl ExpiryLook {
+    /// Deletes objects of these days, until that is enough. A day that cannot be listed does not stop the others.
+    async fn delete_days(
+        &mut self,
+        days: impl Iterator<Item = String>,
+        list: &impl AsyncFn(&str) -> Result<Vec<ListedObject>, String>,
+        delete: &impl AsyncFn(&ObjectName) -> Result<(), String>,
+    ) {
+        for day in days {
+            match list(&day).await {
+                Ok(objects) => self.delete_each(&objects, delete).await,
+                Err(problem) => self.note(problem),
+            }
+            if self.is_enough() {
+                return;
+            }
+        }
+    }
+
     /// Deletes objects, which are sorted, until that is enough.
     async fn delete_each(
         &mut self,
@@ -166,6 +184,18 @@ mod tests {
         }
         assert_eq!(left.borrow().len(), 150, "those that can be deleted are");
         assert_eq!(after, None, "the next look begins with the oldest");
+    }
+
+    #[tokio::test]
+    async fn a_day_that_cannot_be_listed_does_not_stop_the_others() {
+        let list = async |day: &str| match day {
+            "2" => Err("input/output error".to_owned()),
+            _ => Ok(objects([1, 2])),
+        };
+        let delete = async |_: &ObjectName| Ok::<_, String>(());
+        let mut expiry = ExpiryLook::default();
+        expiry.delete_days(["1", "2", "3"].map(str::to_owned).into_iter(), &list, &delete).await;
+        assert_eq!((expiry.deleted, expiry.failed), (4, 1));
     }
 
     #[test]

@@ -4,15 +4,23 @@
 //! data many. An object counts only after all of its bytes were checked and made durable, for Redis frees what is
 //! settled. A pack counts only if entry, length and checksum are the same: a restored Redis may give an id twice.
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 use spillway_archive::index::{PackIdentity, PackRow};
 use spillway_archive::keys::KeyRing;
 use spillway_archive::{ArchiveObject, ArchiveStore, ListedObject, ObjectName, StoreError};
 use spillway_queue::read::Entry;
 use spillway_webhook::StreamId;
+use tokio::time::Instant;
 
 use crate::access::ArchiveAccess;
+
+/// Attempts to read a file, and time from the first to the last of them, after which it counts as damaged. A disk that
+/// is only busy answers by then. If it is another fault after all, packs are in two objects, which readers know.
+const UNREADABLE_ATTEMPTS: u32 = 5;
+const UNREADABLE_FOR: Duration = Duration::from_secs(30);
 
 /// Objects that may hold packs after the cursor.
 pub(crate) struct Overlap {
@@ -21,6 +29,10 @@ pub(crate) struct Overlap {
     /// Objects that begin before the entry that was looked for last, and end after it.
     loaded: Vec<LoadedObject>,
 }
+
+/// Attempts to read a file that failed one after the other, and the time of the first one.
+#[derive(Default)]
+struct ReadFailures(Cell<Option<(u32, Instant)>>);
 
 struct LoadedObject {
     last: StreamId,
@@ -65,18 +77,34 @@ impl Overlap {
 }
 
 /// Reads and checks an object, and makes it durable. `None` if it is damaged, or gone. Waits for a key that is
-/// missing: without it, nobody knows that. `what` is shown while it waits.
+/// missing: without it, nobody knows that. `what` is shown while it waits. A file that cannot be read again and again
+/// is damaged: Redis still has its packs, and waits for nothing else.
 pub(crate) async fn read(
     access: &ArchiveAccess,
     store: &ArchiveStore,
     name: &ObjectName,
     what: &'static str,
 ) -> Option<ArchiveObject> {
+    let failures = ReadFailures::default();
     let ask = async || {
         // The keys may have been read again since the last attempt.
         let keys = access.instance.settings.keys.ring();
-        match durable(access, store, name, &keys).await {
+        let read = store.object(name, &keys).await;
+        let is_file_error = match &read {
+            Err(error) => store.is_file_error(error).await,
+            Ok(_) => false,
+        };
+        let is_unreadable = failures.note(is_file_error, Instant::now());
+        let durable = match read {
+            Ok(object) => make_durable(access, store, name, object).await,
+            Err(error) => Err(error),
+        };
+        match durable {
             Ok(object) => Ok(Some(object)),
+            Err(error) if is_unreadable => {
+                not_archived(access, &error);
+                Ok(None)
+            }
             Err(StoreError::Missing(_)) => Ok(None),
             Err(error @ StoreError::Bad(..)) => {
                 not_archived(access, &error);
@@ -99,9 +127,31 @@ pub(crate) async fn durable(
     keys: &KeyRing,
 ) -> Result<ArchiveObject, StoreError> {
     let object = store.object(name, keys).await?;
+    make_durable(access, store, name, object).await
+}
+
+async fn make_durable(
+    access: &ArchiveAccess,
+    store: &ArchiveStore,
+    name: &ObjectName,
+    object: ArchiveObject,
+) -> Result<ArchiveObject, StoreError> {
     access.leased().await;
     store.make_durable(name, &object).await?;
     Ok(object)
+}
+
+impl ReadFailures {
+    /// Notes the result of an attempt. Returns true once the file counts as damaged.
+    fn note(&self, is_file_error: bool, now: Instant) -> bool {
+        if !is_file_error {
+            self.0.set(None);
+            return false;
+        }
+        let (attempts, since) = self.0.get().unwrap_or((0, now));
+        self.0.set(Some((attempts + 1, since)));
+        attempts + 1 >= UNREADABLE_ATTEMPTS && now.duration_since(since) >= UNREADABLE_FOR
+    }
 }
 
 fn not_archived(access: &ArchiveAccess, error: &StoreError) {
@@ -110,4 +160,21 @@ fn not_archived(access: &ArchiveAccess, error: &StoreError) {
         error,
         "an object of the archive cannot be used; what is still queued of it is written again"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_for_long_is_damaged() {
+        let began = Instant::now();
+        let after = |seconds| began + Duration::from_secs(seconds);
+        let failures = ReadFailures::default();
+        assert!((0..20).all(|seconds| !failures.note(true, after(seconds))), "not long enough");
+        assert!(failures.note(true, after(30)));
+        assert!(!failures.note(false, after(31)), "another error, or none");
+        assert!([32, 90, 91, 92].iter().all(|seconds| !failures.note(true, after(*seconds))));
+        assert!(failures.note(true, after(93)), "the fifth attempt");
+    }
 }
