@@ -40,11 +40,12 @@ pub struct WrappedKey {
 }
 
 /// Keys of ARCHIVE_KEY_FILE: the first one is for new objects, all are for reading.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct KeyRing {
     keys: Vec<MasterKey>,
 }
 
+#[derive(Clone)]
 struct MasterKey {
     id: String,
     key: LessSafeKey,

@@ -323,7 +323,11 @@ impl ArchiveStore {
         let found = self.store.get(&self.path(&name.to_string())).await?;
         ensure_size(name, found.meta.size)?;
         let bytes = found.bytes().await?;
-        ArchiveObject::open(bytes, keys).map_err(|error| StoreError::of_object(name, error))
+        let keys = keys.clone();
+        // Checksums of 256 MiB take a second, in which nothing else would happen.
+        let opening = tokio::task::spawn_blocking(move || ArchiveObject::open(bytes, &keys));
+        let opened = opening.await.map_err(|source| object_store::Error::JoinError { source })?;
+        opened.map_err(|error| StoreError::of_object(name, error))
     }
 
     /// Reads one pack of an object.

@@ -1,6 +1,7 @@
 //! An operator's controls: a pause of everything. An archive has an order, so nothing less can be paused, and it
 //! keeps every webhook, so nothing is dropped from it.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use spillway_process::error::chain;
@@ -18,14 +19,22 @@ pub(crate) struct ControlsReader {
     redis: Redis,
     connection: Option<Connection>,
     looked_at: u64,
+    reading: Option<Pin<Box<dyn Future<Output = ReadControls>>>>,
     /// Controls in force.
     pub current: OperatorControls,
+}
+
+/// Controls that were read, or the reason why not.
+pub(crate) struct ReadControls {
+    /// Version for which they were read.
+    bumped: u64,
+    read: Result<Box<(Connection, OperatorControls)>, QueueError>,
 }
 
 impl ControlsReader {
     /// Controls as they were read when the lease was taken.
     pub(crate) fn with(redis: Redis, current: OperatorControls) -> Self {
-        Self { redis, connection: None, looked_at: current.version, current }
+        Self { redis, connection: None, looked_at: current.version, reading: None, current }
     }
 
     /// True while everything is paused.
@@ -38,32 +47,58 @@ impl ControlsReader {
         metrics.pauses.set(i64::try_from(self.current.pauses.len()).unwrap_or(i64::MAX));
     }
 
-    /// Reads the controls if their version is another one. Returns the version that is new. If Redis does not
-    /// answer, the old ones stay in force.
-    pub(crate) async fn look(&mut self, bumped: u64) -> Option<u64> {
-        if bumped == self.looked_at {
-            return None;
+    /// Begins to read the controls if their version is another one. While Redis does not answer, the old ones stay in
+    /// force.
+    pub(crate) fn look(&mut self, bumped: u64) {
+        if bumped == self.looked_at || self.reading.is_some() {
+            return;
         }
-        match self.read().await {
-            Ok(controls) => {
-                self.looked_at = bumped;
+        let redis = self.redis.clone();
+        let connection = self.connection.take();
+        self.reading = Some(Box::pin(async move {
+            let read = read(&redis, connection).await;
+            ReadControls { bumped, read }
+        }));
+    }
+
+    /// Waits for the controls that are being read; for ever, if there are none. Pass the result to
+    /// [`on_read`](Self::on_read).
+    pub(crate) async fn read(&mut self) -> ReadControls {
+        match &mut self.reading {
+            Some(reading) => reading.await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes over the controls that were read. Returns the version that is new.
+    pub(crate) fn on_read(&mut self, read: ReadControls) -> Option<u64> {
+        self.reading = None;
+        match read.read {
+            Ok(read_on) => {
+                let (connection, controls) = *read_on;
+                self.connection = Some(connection);
+                self.looked_at = read.bumped;
                 let is_new = controls.version != self.current.version;
                 self.current = controls;
                 is_new.then_some(self.current.version)
             }
             Err(error) => {
                 tracing::warn!(error = chain(&error), "controls could not be read; trying again");
-                self.connection = None;
                 None
             }
         }
     }
+}
 
-    async fn read(&mut self) -> Result<OperatorControls, QueueError> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => self.connection.insert(self.redis.connect(Some(ANSWER_TIMEOUT)).await?),
-        };
-        controls::read(&self.redis, connection, ARCHIVE).await
-    }
+/// Reads the controls on this connection, or on a new one.
+async fn read(
+    redis: &Redis,
+    connection: Option<Connection>,
+) -> Result<Box<(Connection, OperatorControls)>, QueueError> {
+    let mut connection = match connection {
+        Some(connection) => connection,
+        None => redis.connect(Some(ANSWER_TIMEOUT)).await?,
+    };
+    let controls = controls::read(redis, &mut connection, ARCHIVE).await?;
+    Ok(Box::new((connection, controls)))
 }

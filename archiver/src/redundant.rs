@@ -7,45 +7,57 @@ use std::time::Duration;
 use spillway_archive::chain::{groups, redundant_objects};
 use spillway_archive::index::{PackIdentity, PackRow};
 use spillway_archive::{ArchiveStore, ListedObject, StoreError};
+use spillway_webhook::StreamId;
 
 use crate::access::ArchiveAccess;
 use crate::overlap;
 
 /// Age of the objects that are looked at, by their entries and by their writes. Two instances that look at the
-/// same time, one of them without knowing that it lost its lease, must see the same ones: otherwise each could
-/// delete what the other one keeps. A late write gives an object old entries, and a new time.
+/// same time, one of them without knowing that it lost its lease, must decide the same: otherwise each could
+/// delete what the other one keeps. So both look at whole groups only. A late write gives an object old entries, and a
+/// new time.
 const SETTLED_AFTER: Duration = Duration::from_secs(600);
-/// Most objects that a start reads: 2 GiB of those of the default size.
+/// Time after the first entry that is looked at. A group that begins in it may have objects before that were not
+/// listed.
+const BEGIN_MARGIN: Duration = Duration::from_secs(600);
+/// Most objects that a start looks at. Those that stay for deleted ones are read twice, so it reads less than 128: 4 GiB
+/// of those of the default size.
 const OBJECTS_MAX: usize = 64;
 
 /// Deletes objects that lie within others, once. Runs beside archiving, which it does not delay: what is deleted is
-/// in objects that stay. A failure ends it: readers leave out what stays.
+/// in objects that stay. `objects` are those that end at `from` or later. A group that fails stays until the next
+/// start: readers know that packs are in several objects.
 pub(crate) async fn clean(
     access: Arc<ArchiveAccess>,
     store: Arc<ArchiveStore>,
     objects: Vec<ListedObject>,
+    from: StreamId,
 ) {
     let now_ms = access.leader.now_ms();
-    for group in chosen(groups(objects), now_ms) {
+    for group in chosen(groups(objects), from, now_ms) {
         if let Err(error) = delete_redundant(&access, &store, &group).await {
             let error = access.failed(&error);
-            tracing::warn!(error, "redundant objects stay until the next start");
-            return;
+            let first = group.first().map(|object| object.name.to_string());
+            tracing::warn!(error, first, "objects that overlap stay until the next start");
         }
     }
 }
 
-/// Groups to look at: of several objects, all of them old, and not too many.
-fn chosen(groups: Vec<Vec<ListedObject>>, now_ms: u64) -> Vec<Vec<ListedObject>> {
-    let age_ms = u64::try_from(SETTLED_AFTER.as_millis()).unwrap_or(u64::MAX);
+/// Groups to look at: whole ones of several objects, all of them old, and not too many.
+fn chosen(groups: Vec<Vec<ListedObject>>, from: StreamId, now_ms: u64) -> Vec<Vec<ListedObject>> {
+    let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let begin_ms = from.ms.saturating_add(milliseconds(BEGIN_MARGIN));
     let is_settled = |object: &ListedObject| {
-        object.name.last.ms.max(object.written_ms).saturating_add(age_ms) < now_ms
+        let newest_ms = object.name.last.ms.max(object.written_ms);
+        newest_ms.saturating_add(milliseconds(SETTLED_AFTER)) < now_ms
+    };
+    let is_whole = |group: &Vec<ListedObject>| {
+        group.iter().all(|object| object.name.first.ms > begin_ms && is_settled(object))
     };
     let mut left = OBJECTS_MAX;
     let mut chosen = Vec::new();
-    for mut group in groups.into_iter().filter(|group| group.iter().all(is_settled)) {
-        group.truncate(left);
-        if group.len() > 1 {
+    for group in groups.into_iter().filter(is_whole) {
+        if (2..=left).contains(&group.len()) {
             left -= group.len();
             chosen.push(group);
         }
@@ -53,35 +65,25 @@ fn chosen(groups: Vec<Vec<ListedObject>>, now_ms: u64) -> Vec<Vec<ListedObject>>
     chosen
 }
 
-/// Deletes the redundant ones of a group. Before that, those that stay for them are checked and made durable.
+/// Deletes the redundant ones of a group. Before that, those that stay for them are checked and made durable. A group
+/// with an object that cannot be read is left as it is: another instance may decide otherwise about it.
 async fn delete_redundant(
     access: &ArchiveAccess,
     store: &ArchiveStore,
     group: &[ListedObject],
 ) -> Result<(), StoreError> {
-    // What cannot be read makes no other object redundant, and is left to the operator.
-    let mut intact: Vec<ListedObject> = Vec::new();
     let mut packs: Vec<Vec<PackIdentity>> = Vec::new();
     let keys = access.instance.settings.keys.ring();
     for object in group {
-        match store.object(&object.name, &keys).await {
-            Ok(found) => {
-                intact.push(*object);
-                packs.push(found.tail.index.packs.iter().map(PackRow::identity).collect());
-            }
-            Err(error @ (StoreError::Bad(..) | StoreError::NoKey(..) | StoreError::Missing(_))) => {
-                let error = access.failed(&error);
-                tracing::warn!(error, name = %object.name, "an object that overlaps cannot be read");
-            }
-            Err(error) => return Err(error),
-        }
+        let found = store.object(&object.name, &keys).await?;
+        packs.push(found.tail.index.packs.iter().map(PackRow::identity).collect());
     }
     let redundant = redundant_objects(&packs);
     for number in keepers(&packs, &redundant) {
-        overlap::durable(access, store, &intact[number].name, &keys).await?;
+        overlap::durable(access, store, &group[number].name, &keys).await?;
     }
     for number in redundant {
-        let object = intact[number];
+        let object = group[number];
         access.leased().await;
         store.delete(&object.name).await?;
         tracing::info!(name = %object.name, "deleted an object that lies within others");
@@ -103,25 +105,39 @@ fn keepers(packs: &[Vec<PackIdentity>], redundant: &[usize]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use spillway_archive::ObjectName;
-    use spillway_webhook::StreamId;
 
     use super::*;
 
     const NOW_MS: u64 = 10_000_000;
+    /// Entry of the objects.
+    const FIRST_MS: u64 = 1_000_000;
 
     fn object(tag: u32, written_ms: u64) -> ListedObject {
         let id = |ms| StreamId { ms, seq: 0 };
-        let name = ObjectName { cell: 1, first: id(1), last: id(9), webhooks: 1, tag };
+        let name =
+            ObjectName { cell: 1, first: id(FIRST_MS), last: id(FIRST_MS + 9), webhooks: 1, tag };
         ListedObject { name, bytes: 100, written_ms }
     }
 
     #[test]
     fn only_objects_that_were_written_long_ago_are_looked_at() {
         let old = vec![object(1, 10), object(2, 10)];
-        assert_eq!(chosen(vec![old.clone()], NOW_MS), [old]);
+        assert_eq!(chosen(vec![old.clone()], StreamId::ZERO, NOW_MS), [old]);
         let late = vec![object(1, 10), object(2, NOW_MS - 1_000)];
-        assert!(chosen(vec![late], NOW_MS).is_empty(), "old entries, written just now");
-        assert!(chosen(vec![vec![object(1, 10)]], NOW_MS).is_empty(), "nothing overlaps");
+        assert!(
+            chosen(vec![late], StreamId::ZERO, NOW_MS).is_empty(),
+            "old entries, written just now"
+        );
+        let alone = chosen(vec![vec![object(1, 10)]], StreamId::ZERO, NOW_MS);
+        assert!(alone.is_empty(), "nothing overlaps");
+    }
+
+    #[test]
+    fn a_group_that_may_begin_before_what_is_listed_is_left_out() {
+        let group = vec![object(1, 10), object(2, 10)];
+        let chosen_from = |ms| chosen(vec![group.clone()], StreamId { ms, seq: 0 }, NOW_MS).len();
+        assert_eq!(chosen_from(FIRST_MS - 599_000), 0);
+        assert_eq!(chosen_from(FIRST_MS - 601_000), 1);
     }
 
     #[test]
@@ -139,8 +155,9 @@ mod tests {
 
     #[test]
     fn a_start_looks_at_a_bounded_number_of_objects() {
-        let group: Vec<_> = (0..50).map(|tag| object(tag, 10)).collect();
-        let chosen = chosen(vec![group.clone(), group.clone(), group], NOW_MS);
-        assert_eq!(chosen.iter().map(Vec::len).collect::<Vec<_>>(), [50, 14]);
+        let group = |objects| (0..objects).map(|tag| object(tag, 10)).collect::<Vec<_>>();
+        let groups = vec![group(50), group(15), group(14), group(2)];
+        let chosen = chosen(groups, StreamId::ZERO, NOW_MS);
+        assert_eq!(chosen.iter().map(Vec::len).collect::<Vec<_>>(), [50, 14], "whole groups");
     }
 }

@@ -3,7 +3,8 @@
 //! Path of a pack: read ahead (`intake`) → `overlap` (archived already?) → `filling` (the object that grows) →
 //! `upload` (one put at a time) → `settling` (Redis advances its cursor, one settlement at a time). Invariants:
 //! nothing is settled that is not durable in the archive. Objects are put in the order of the stream, and settled
-//! in it. Nothing waits within an event: a search that waits for a key holds up neither a put nor a settlement.
+//! in it. Nothing waits within an event: a search that waits for a key, or a Redis
+//! that does not answer, holds up neither a put nor a settlement.
 //! Bounded: one object that is filled, one on its way, one that is searched, one that `redundant` looks at, and the
 //! packs of intake's channel. While both of the first are full, nothing is read from Redis.
 
@@ -27,7 +28,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::access::ArchiveAccess;
-use crate::controls::ControlsReader;
+use crate::controls::{ControlsReader, ReadControls};
 use crate::filling::{Filling, ObjectLimits};
 use crate::overlap::Overlap;
 use crate::settling::OwedSettlements;
@@ -97,6 +98,8 @@ enum SessionEvent {
     Cleaned,
     /// Time for a look at the controls.
     Look,
+    /// Controls were read, or Redis did not answer.
+    Looked(ReadControls),
     /// The object that is filled is due, or the process is to stop.
     Due,
 }
@@ -113,17 +116,17 @@ impl ArchiveSession {
         let open = async || {
             let store = ArchiveStore::open(&settings.url)?;
             let objects = store.objects_from(cell, before).await?;
-            let newest = match objects.iter().map(|object| object.name.last).max() {
-                Some(newest) => Some(newest),
-                None => store.newest_before(cell, before).await?.map(|object| object.name.last),
-            };
-            Ok::<_, StoreError>((store, objects, newest))
+            Ok::<_, StoreError>((store, objects))
         };
-        let (store, objects, newest) = access.until_done("opening it", open).await;
+        let (store, objects) = access.until_done("opening it", open).await;
         access.leader.show_trouble(None);
         store.remove_staged(cell, before).await;
         let store = Arc::new(store);
-        let cleaning = redundant::clean(access.clone(), store.clone(), objects.clone());
+        let cleaning = redundant::clean(access.clone(), store.clone(), objects.clone(), before);
+        let newest = match objects.iter().map(|object| object.name.last).max() {
+            Some(newest) => Some(newest),
+            None => newest_before(&access, &store, before).await,
+        };
         tell_gap(newest, position);
         let ahead: Vec<_> =
             objects.into_iter().filter(|object| object.name.last > position).collect();
@@ -185,8 +188,9 @@ impl ArchiveSession {
             SessionEvent::Arrived(found) => self.on_arrived(found)?,
             SessionEvent::Found(found) => self.on_found(found)?,
             SessionEvent::Cleaned => self.cleaning = None,
-            SessionEvent::Look => {
-                if let Some(version) = self.controls.look(self.access.leader.controls()).await {
+            SessionEvent::Look => self.controls.look(self.access.leader.controls()),
+            SessionEvent::Looked(read) => {
+                if let Some(version) = self.controls.on_read(read) {
                     tracing::info!(version, "an operator changed the controls");
                     self.controls.show(&self.access.instance.metrics);
                     self.settling.owe_controls(version);
@@ -214,6 +218,7 @@ impl ArchiveSession {
             () = shutdown.cancelled(), if !is_stopping => SessionEvent::Due,
             () = until(due_at) => SessionEvent::Due,
             _ = looks.tick() => SessionEvent::Look,
+            read = self.controls.read() => SessionEvent::Looked(read),
             found = done(self.finding.as_mut()) => SessionEvent::Found(found),
             found = self.arrived.recv(), if may_take => SessionEvent::Arrived(found),
             () = done(self.cleaning.as_mut()) => SessionEvent::Cleaned,
@@ -353,6 +358,25 @@ fn begin_after(cursor: StreamId, range: &StreamRange) -> StreamId {
         return cursor;
     }
     range.oldest.map_or(range.last, StreamId::previous)
+}
+
+/// Newest entry in the objects that end before `before`, once without repetition: only a warning depends on it.
+async fn newest_before(
+    access: &ArchiveAccess,
+    store: &ArchiveStore,
+    before: StreamId,
+) -> Option<StreamId> {
+    match store.newest_before(access.leader.cell, before).await {
+        Ok(newest) => newest.map(|object| object.name.last),
+        Err(error) => {
+            let error = access.failed(&error);
+            tracing::warn!(
+                error,
+                "older days cannot be listed: a gap before the queue is not noticed"
+            );
+            None
+        }
+    }
 }
 
 /// Reports a gap between the archive, which ends with `newest`, and the queue: the consumer was removed, or told
