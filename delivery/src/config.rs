@@ -43,6 +43,8 @@ pub struct Suppression {
     pub bytes: usize,
     /// True if updates that are older than the last delivered one are dropped.
     pub drops_stale: bool,
+    /// Most milliseconds by which the clock that dates acceptance, Redis', is behind the one that dates updates, Shopify's.
+    pub clock_skew_ms: u64,
 }
 
 /// Sizes that no setting changes; the simulator makes them small.

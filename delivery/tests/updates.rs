@@ -107,7 +107,7 @@ struct World {
 
 impl World {
     fn new(drops_stale: bool) -> Self {
-        Self::with(Suppression { bytes: 1 << 20, drops_stale })
+        Self::with(Suppression { bytes: 1 << 20, drops_stale, clock_skew_ms: 0 })
     }
 
     fn with(suppression: Suppression) -> Self {

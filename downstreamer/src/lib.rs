@@ -95,6 +95,9 @@ pub async fn run(
         version = spillway_process::version(),
         "delivering"
     );
+    if let Some(warning) = settings.suppression.warning(&settings.consumer.filter) {
+        tracing::warn!("{warning}");
+    }
     supervisor::ready();
     readiness.stops_with(&shutdown);
     let leading = background.watch("the election");

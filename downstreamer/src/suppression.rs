@@ -3,12 +3,16 @@
 use clap::Args;
 use spillway_delivery::{StateRole, Suppression};
 use spillway_process::Checker;
+use spillway_webhook::filter::ConsumerFilter;
 use spillway_webhook::shopify::{is_barrier, is_compliance, resource_kind, topic_list};
 
 const TOPICS: &str = "SUPPRESS_TOPICS";
 const STALE: &str = "STALE_UPDATES";
 const MEMORY: &str = "SUPPRESS_MEMORY";
 const MIB: u64 = 1 << 20;
+/// Most by which Redis' clock is behind Shopify's. Clocks that are synchronised differ by less than a second, and
+/// an allowance that is too large only delivers a few updates more.
+const CLOCK_SKEW_MAX_MS: u64 = 300_000;
 
 /// The settings of suppression as given.
 #[derive(Debug, Args)]
@@ -62,11 +66,23 @@ impl SuppressionArgs {
         let bytes = usize::try_from(bytes).expect("BUG: the range ends below 2^63");
         let bytes = if topics.is_empty() { 0 } else { bytes };
         let kinds = topics.iter().map(|topic| resource_kind(topic)).collect();
-        SuppressionSettings { topics, kinds, core: Suppression { bytes, drops_stale } }
+        let core = Suppression { bytes, drops_stale, clock_skew_ms: CLOCK_SKEW_MAX_MS };
+        SuppressionSettings { topics, kinds, core }
     }
 }
 
 impl SuppressionSettings {
+    /// Warning for the operator if the consumer does not take all webhooks that may change a resource whose updates are
+    /// compared: what another consumer sends to the same backend is not known here.
+    pub fn warning(&self, filter: &ConsumerFilter) -> Option<&'static str> {
+        const WARNING: &str = "SUPPRESS_TOPICS is set, and a filter of this consumer (ONLY_… or EXCEPT_…) leaves webhooks out. \
+            If another consumer sends webhooks of the same resources, or customers/redact, shop/redact or app/uninstalled, to \
+            the same backend, an update that the backend needs may be dropped: let one consumer deliver all topics of these \
+            resources and those three to this backend, or unset SUPPRESS_TOPICS. If no other consumer delivers to this \
+            backend, ignore this";
+        (!self.topics.is_empty() && !filter.is_empty()).then_some(WARNING)
+    }
+
     /// Part in the comparison of a webhook of this topic that names its resource.
     pub(crate) fn role(&self, topic: &[u8]) -> StateRole {
         if self.topics.iter().any(|one| one.as_bytes() == topic) {
@@ -156,6 +172,21 @@ mod tests {
             let told = checked("resource", &["--suppress-topics", topic]).expect_err(topic);
             assert!(told.contains("SUPPRESS_TOPICS") && told.contains(topic), "{told}");
         }
+    }
+
+    #[test]
+    fn a_filter_beside_suppression_is_worth_a_warning() {
+        let everything = ConsumerFilter::default();
+        let mut filter = ConsumerFilter::default();
+        filter.topics.except.push("app/*".to_owned());
+        let settings = checked("resource", &["--suppress-topics", "products/update"]);
+        let settings = settings.expect("no mistake");
+        assert_eq!(settings.warning(&everything), None);
+        assert!(
+            settings.warning(&filter).is_some_and(|told| told.contains("unset SUPPRESS_TOPICS"))
+        );
+        let off = checked("shop", &[]).expect("no mistake");
+        assert_eq!(off.warning(&filter), None);
     }
 
     #[test]

@@ -16,7 +16,8 @@
 //! the beginning of an attempt up to its settlement. A backend that compares times keeps the newest
 //! state that was sent, and any other the last one: the state is known only if both are the same.
 //! Without a known state, an update is sent. An attempt that is not compared has no time that is known
-//! here; the time at which it was accepted is a bound on it, also if it is the first one of its resource.
+//! here; the time at which it was accepted is a bound on it, also if it is the first one of its resource. Another clock
+//! gave that time, so the bound has an allowance: one that is too high only delivers more.
 //! Nothing is dropped because it is older than a bound: what was sent may be older still.
 //!
 //! A webhook that names no resource may be one of any. While it is under way, nothing becomes known,
@@ -91,6 +92,8 @@ pub(crate) struct LastDelivered {
     /// Most states of a generation; 0 if nothing is compared.
     most: usize,
     drops_stale: bool,
+    /// Allowance for clocks that differ, in milliseconds.
+    clock_skew_ms: u64,
     epoch: u64,
     /// Attempts under way that may show the state of any resource.
     hiding: usize,
@@ -106,6 +109,7 @@ impl LastDelivered {
         Self {
             most: suppression.bytes / (GENERATIONS * STATE_BYTES),
             drops_stale: suppression.drops_stale,
+            clock_skew_ms: suppression.clock_skew_ms,
             epoch: 0,
             hiding: 0,
             hidden_ms: 0,
@@ -159,10 +163,11 @@ impl LastDelivered {
             return None;
         }
         let Some(update) = update else {
+            let bound_ms = self.bound_ms(accepted_ms);
             // It stays if the resource is new, so that a late update is not taken for its newest state.
             let state = self.entry(resource);
             state.subscriptions = NOBODY;
-            state.sent_ms = state.sent_ms.max(accepted_ms);
+            state.sent_ms = state.sent_ms.max(bound_ms);
             return None;
         };
         let hash = update.body.hash.to_ne_bytes();
@@ -199,7 +204,12 @@ impl LastDelivered {
     pub(crate) fn on_hiding(&mut self, accepted_ms: u64) {
         self.epoch += 1;
         self.hiding += 1;
-        self.hidden_ms = self.hidden_ms.max(accepted_ms);
+        self.hidden_ms = self.hidden_ms.max(self.bound_ms(accepted_ms));
+    }
+
+    /// Bound on the time of what a webhook shows that was accepted at `accepted_ms`.
+    fn bound_ms(&self, accepted_ms: u64) -> u64 {
+        accepted_ms.saturating_add(self.clock_skew_ms)
     }
 
     /// Notes that such an attempt has ended.

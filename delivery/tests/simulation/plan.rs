@@ -136,6 +136,8 @@ fn config(random: &mut Random) -> Config {
         suppression: Suppression {
             bytes: random.pick(&[0, 1500, ROOMY, ROOMY]),
             drops_stale: random.chance(500),
+            // All times of a simulation are of one clock.
+            clock_skew_ms: 0,
         },
         seed: random.next(),
         tuning: Tuning {

@@ -9,7 +9,7 @@ const ONE: u64 = 7;
 const ACCEPTED_MS: u64 = 45;
 
 fn table(drops_stale: bool) -> LastDelivered {
-    LastDelivered::new(Suppression { bytes: ROOM, drops_stale })
+    LastDelivered::new(Suppression { bytes: ROOM, drops_stale, clock_skew_ms: 0 })
 }
 
 fn of(subscription: u32, hash: u128, updated_ms: u64) -> UpdateState {
@@ -216,10 +216,34 @@ fn what_may_show_the_state_of_any_resource_is_as_new_as_its_acceptance() {
 }
 
 #[test]
+fn the_clock_that_dates_acceptance_may_be_behind() {
+    const SKEW_MS: u64 = 100;
+    let suppression = Suppression { bytes: ROOM, drops_stale: false, clock_skew_ms: SKEW_MS };
+    let not_compared = |table: &mut LastDelivered| {
+        table.on_attempt(ONE, None, ACCEPTED_MS);
+    };
+    let of_any_resource = |table: &mut LastDelivered| {
+        table.on_hiding(ACCEPTED_MS);
+        table.on_hidden();
+    };
+    let causes: [fn(&mut LastDelivered); 2] = [not_compared, of_any_resource];
+    for cause in causes {
+        let mut table = LastDelivered::new(suppression);
+        cause(&mut table);
+        let late = update(1, ACCEPTED_MS + SKEW_MS - 1);
+        deliver(&mut table, late);
+        assert_eq!(table.compare(ONE, &late), Novelty::New, "what was sent may be newer");
+        let newer = update(1, ACCEPTED_MS + SKEW_MS);
+        deliver(&mut table, newer);
+        assert_eq!(table.compare(ONE, &newer), Novelty::Same);
+    }
+}
+
+#[test]
 fn memory_is_bounded_and_what_was_delivered_last_is_known() {
     let most = 100;
     let bytes = GENERATIONS * STATE_BYTES * most;
-    let mut table = LastDelivered::new(Suppression { bytes, drops_stale: false });
+    let mut table = LastDelivered::new(Suppression { bytes, drops_stale: false, clock_skew_ms: 0 });
     for resource in 0..1_000 {
         table.on_delivered(resource, SentUpdate { update: update(1, 10), epoch: 0 });
         // It is delivered again and again.
