@@ -201,7 +201,7 @@ CORE = [
     ('suppression: a newer time that failed counts', 'state/last_delivered.rs',
      ' || sent_ms > state.sent_ms {', ' {'),
     ('suppression: another topic of a resource leaves its state known', 'state/last_delivered.rs',
-     '            state.subscriptions = NOBODY;\n            state.sent_ms = state.sent_ms.max(accepted_ms);', '            state.sent_ms = state.sent_ms.max(accepted_ms);'),
+     '            state.subscriptions = NOBODY;\n            state.sent_ms = state.sent_ms.max(bound_ms);', '            state.sent_ms = state.sent_ms.max(bound_ms);'),
     # the_first_webhook_of_a_resource_may_show_its_newest_state
     ('suppression: a resource that begins with another topic has no bound', 'state/last_delivered.rs',
      'let state = self.entry(resource);\n            state.subscriptions = NOBODY;',
@@ -210,7 +210,7 @@ CORE = [
     ('suppression: a bound makes an update stale', 'state/last_delivered.rs',
      'drops_stale && ms < state.delivered_ms', 'drops_stale && ms < state.sent_ms'),
     ('suppression: what is not compared has no time', 'state/last_delivered.rs',
-     'state.sent_ms = state.sent_ms.max(accepted_ms);', ''),
+     'state.sent_ms = state.sent_ms.max(bound_ms);', ''),
     ('suppression: what names no resource leaves all states known', 'steps/compare.rs',
      'if role == StateRole::HidesAll {', 'if role == StateRole::HidesAll && position.ms == 0 {'),
     ('suppression: what names no resource has no time', 'state/last_delivered.rs',
