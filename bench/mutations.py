@@ -641,9 +641,21 @@ SERVICE = [
     ('archive: an object with the key of another is damaged', 'archive/src/error.rs',
      'BadObject::NoKey(_) | BadObject::WrongKey(_) =>', 'BadObject::NoKey(_) =>'),
     # an_object_that_was_found_is_made_durable_as_a_new_file
-    ('archive: a found object is synced and not written', 'archive/src/store.rs',
-     'self.writer.put_opts(&path, payload, PutMode::Overwrite.into()).await?;\n        directory::sync_parents',
-     'let _ = (path, payload);\n        directory::sync_parents'),
+    ('archive: a found object is synced and not written', 'archive/src/directory.rs',
+     'write_synced(&staged, &bytes).and_then(|()| replace(&staged, &path))', 'write_synced(&staged, &bytes)'),
+    # an_object_that_was_deleted_meanwhile_does_not_come_back
+    ('archive: an object that was erased meanwhile comes back', 'archive/src/directory.rs',
+     'path, RenameFlags::EXCHANGE)', 'path, RenameFlags::empty())'),
+    # a_day_that_cannot_be_listed_does_not_stop_the_others
+    ('archive: a day that cannot be listed ends the look', 'archiver/src/expire.rs',
+     'Err(problem) => self.note(problem),\n            }\n            if self.is_enough() {',
+     'Err(problem) => self.note(problem),\n            }\n            if self.is_enough() || self.failed > 0 {'),
+    # a_bucket_is_never_asked_to_write_over_an_object_after_a_lost_reply
+    ('archive: a repeated put writes over an object of a bucket', 'archiver/src/upload.rs',
+     'is_first || !is_directory', 'is_first'),
+    # a_group_that_may_begin_before_what_is_listed_is_left_out
+    ('archive: a group that is seen in part is cleaned', 'archiver/src/redundant.rs',
+     'object.name.first.ms > begin_ms && is_settled(object)', 'begin_ms > 0 && is_settled(object)'),
     # an_object_that_is_too_large_is_refused_before_it_is_read
     ('archive: an object of any size is read', 'archive/src/store.rs', 'if bytes > OBJECT_BYTES_MAX {', 'if bytes > OBJECT_BYTES_MAX * 1_000 {'),
     # an_object_ends_before_an_entry_that_is_archived
