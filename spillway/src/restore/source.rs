@@ -88,23 +88,17 @@ impl ArchiveSource {
         ArchiveReader::new(store, keys, self.objects.clone(), self.after, END)
     }
 
-    /// False if the object certainly holds nothing that is needed: it ends before every cursor, and holds no shop of a
-    /// lane. While one shop fails for days, most objects are of this kind.
+    /// False if the object certainly holds nothing that is needed: it ends before every cursor and every floor, and
+    /// holds no shop of a lane. While one shop fails for days, most objects are of this kind.
     async fn may_need(
         &self,
         object: &ListedObject,
         consumers: &[ConsumerNeeds],
     ) -> Result<bool, StoreError> {
-        if consumers.iter().any(|consumer| object.name.last > consumer.cursor()) {
+        if consumers.iter().any(|consumer| consumer.needs_any(object.name.last)) {
             return Ok(true);
         }
-        let mut shops: HashSet<u64> = HashSet::new();
-        for consumer in consumers {
-            match consumer.shops() {
-                Some(own) => shops.extend(own),
-                None => return Ok(true),
-            }
-        }
+        let shops: HashSet<u64> = consumers.iter().flat_map(ConsumerNeeds::shops).copied().collect();
         let tail = self.archive.store.tail(object, &self.archive.keys).await?;
         Ok(tail.index.shops.may_hold(|domain| shops.contains(&lane_hash::of_domain(domain))))
     }
