@@ -4,7 +4,9 @@ use spillway_queue::QueueError;
 use spillway_queue::checkpoint::read_state;
 use spillway_queue::consumers::{ConsumerKind, StartAt, cell, register};
 use spillway_queue::lane::{KeyScheme, LaneChanges, LaneRow};
-use spillway_queue::rebuild::{Rebuild, RebuiltConsumer, RebuiltEntry, RebuiltQueue, abandon};
+use spillway_queue::rebuild::{
+    Rebuild, RebuiltConsumer, RebuiltEntry, RebuiltQueue, abandon, hold, release,
+};
 use spillway_queue::settle::Settlement;
 use spillway_queue::status;
 use spillway_webhook::{Changes, Position, Spans, StreamId};
@@ -110,6 +112,31 @@ async fn another_plan_begins_again_and_an_abandoned_one_leaves_nothing() {
     assert!(!abandon(&server.redis(), &mut connection).await.expect("there is none"));
     assert_eq!(server.command::<u64>(&["DBSIZE"]).await, 0);
     assert!(other.finish(&mut connection, &queue()).await.is_err());
+}
+
+#[tokio::test]
+async fn nobody_registers_while_a_restoration_is_planned() {
+    let server = Server::start(&[]).await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    assert!(hold(&redis, &mut connection).await.expect("held"));
+    assert!(!hold(&redis, &mut connection).await.expect("it is held already"));
+    let refused = register(&redis, &mut connection, None, StartAt::Oldest).await;
+    assert!(matches!(refused, Err(QueueError::Restoring)), "{refused:?}");
+    assert!(release(&redis, &mut connection).await.expect("released"));
+    assert_eq!(server.command::<u64>(&["DBSIZE"]).await, 0);
+    // What was begun is not released.
+    hold(&redis, &mut connection).await.expect("held");
+    let rebuild = rebuild(&server, "one");
+    rebuild.begin(&mut connection, &NAMES.map(str::to_owned)).await.expect("it begins");
+    rebuild.add(&mut connection, 0, &[entry(5, &[])]).await.expect("written");
+    assert!(!release(&redis, &mut connection).await.expect("redis answers"));
+    assert!(!hold(&redis, &mut connection).await.expect("redis answers"));
+    let names = NAMES.map(str::to_owned);
+    assert_eq!(rebuild.begin(&mut connection, &names).await.expect("it goes on"), 1);
+    assert!(abandon(&redis, &mut connection).await.expect("removed"));
+    server.append(&[b"new"]).await;
+    let refused = hold(&redis, &mut connection).await;
+    assert!(matches!(refused, Err(QueueError::NotEmpty)), "{refused:?}");
 }
 
 #[tokio::test]
