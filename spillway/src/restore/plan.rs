@@ -100,6 +100,11 @@ impl ConsumerNeeds {
         needs
     }
 
+    /// Program whose consumer it is, if that is known.
+    pub(super) fn kind(&self) -> Option<ConsumerKind> {
+        self.kind
+    }
+
     /// Entries up to here are settled, except for what lies in lanes.
     pub(super) fn cursor(&self) -> StreamId {
         self.cursor

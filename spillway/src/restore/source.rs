@@ -120,7 +120,7 @@ impl ArchiveSource {
         Ok(())
     }
 
-    /// True if the archive, or the newest object of it, is another one than it was.
+    /// True if the newest object is another one by now.
     pub(super) async fn has_grown(&self) -> Result<bool, StoreError> {
         let newest = self.archive.store.newest_before(self.newest.name.cell, END).await?;
         Ok(newest != Some(self.newest))
