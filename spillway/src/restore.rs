@@ -304,8 +304,7 @@ async fn measure(
     let mut packer = Packer::new();
     let mut progress = Progress::new();
     let mut reader = source.reader();
-    while let Some(archived) = reader.next().await? {
-        let found = SourcePack::of(archived);
+    while let Some(found) = reader.next().await? {
         progress.tell(|| format!("reading, {} so far", count(planner.entries, "pack")));
         let Some(planned) = planner.add(found.entry, found.facts.as_deref()) else { continue };
         restored.add(&entry_of(&found, planned, &mut packer));
@@ -368,8 +367,7 @@ async fn write(
     let mut batch: Vec<RebuiltEntry> = Vec::new();
     let mut batch_bytes = 0;
     let mut reader = source.reader();
-    while let Some(archived) = reader.next().await? {
-        let found = SourcePack::of(archived);
+    while let Some(found) = reader.next().await? {
         let Some(planned) = planner.add(found.entry, found.facts.as_deref()) else { continue };
         if planner.entries <= written {
             continue;

@@ -466,7 +466,7 @@ impl Watched {
         let archive = ArchiveDirectory::new(&cell.directory().join("archive"));
         let name = archive.path().join(id).join("consumers.json");
         fs::create_dir_all(name.join("occupied")).expect("make a directory");
-        let archiver = cell.archiver(&archive.url(), &[]).await;
+        let archiver = cell.archiver(&archive.url(), &[]);
         let nobody = port::free();
         let targets = [
             ("127.0.0.1:9811", receiver.admin_address()),
