@@ -84,8 +84,15 @@ impl Checkpoint {
     /// Checkpoint of a cell.
     pub fn new(cell: u32, read_at_ms: u64, consumers: Vec<ConsumerCheckpoint>) -> Self {
         let cell = ObjectName::cell_directory(cell);
-        let (last, appended, redactions) = (StreamId::ZERO, 0, Vec::new());
-        Self { version: VERSION, cell, read_at_ms, last, appended, consumers, redactions }
+        Self {
+            version: VERSION,
+            cell,
+            read_at_ms,
+            last: StreamId::ZERO,
+            appended: 0,
+            consumers,
+            redactions: Vec::new(),
+        }
     }
 
     /// True if the other one says the same, at whatever time.

@@ -88,7 +88,7 @@ impl CheckpointWriter<'_> {
         let state = read_state(redis, connection, done_max, LANES_MAX + 1).await;
         let state = state.map_err(|error| chain(&error))?;
         self.has_many_lanes = state.consumers.iter().any(|one| one.lanes.rows.len() > LANES_MAX);
-        let unreadable = state.consumers.iter().map(|one| one.lanes.unreadable).sum();
+        let unreadable: u64 = state.consumers.iter().map(|one| one.lanes.unreadable).sum();
         if unreadable > self.unreadable {
             tracing::error!(
                 rows = unreadable,

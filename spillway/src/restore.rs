@@ -401,7 +401,7 @@ impl RestoreBasis {
         archive: &RestoreArchive,
         source: &ArchiveSource,
     ) -> Result<Vec<String>, Failure> {
-        let mut has_changed = source.has_grown().await?;
+        let mut has_changed = source.grew_meanwhile().await?;
         if let Some(known) = &self.checkpoint {
             has_changed |=
                 checkpoint::read(&archive.store, self.cell).await?.as_ref() != Some(known);

@@ -92,10 +92,15 @@ impl ArchiveSource {
         if let Some(before) = store.newest_before(cell, after).await? {
             chain.add(StreamId::ZERO, before.name.last);
         }
-        let span = (oldest.name.first, newest.name.last);
-        let (objects_needed, gaps) = (Vec::new(), Vec::new());
-        let mut source =
-            Self { archive, objects: objects_needed, after, span, begins_after, gaps, newest };
+        let mut source = Self {
+            archive,
+            objects: Vec::new(),
+            after,
+            span: (oldest.name.first, newest.name.last),
+            begins_after,
+            gaps: Vec::new(),
+            newest,
+        };
         let mut progress = Progress::new();
         for object in objects {
             progress.tell(|| format!("looking at {}", object.name));
@@ -121,7 +126,7 @@ impl ArchiveSource {
     }
 
     /// True if the newest object is another one by now.
-    pub(super) async fn has_grown(&self) -> Result<bool, StoreError> {
+    pub(super) async fn grew_meanwhile(&self) -> Result<bool, StoreError> {
         let newest = self.archive.store.newest_before(self.newest.name.cell, END).await?;
         Ok(newest != Some(self.newest))
     }
@@ -189,7 +194,8 @@ fn is_erased_copy(copy: Option<&Pack>, whole: Option<&Pack>) -> bool {
     }
     let mut erased = 0;
     for index in 0..copy.count() {
-        let (of_copy, of_whole) = (copy.view(index), whole.view(index));
+        let of_copy = copy.view(index);
+        let of_whole = whole.view(index);
         if of_copy.is_erased() {
             erased += u32::from(!of_whole.is_erased());
         } else if !is_same(&of_copy, &of_whole) {
