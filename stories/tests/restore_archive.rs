@@ -132,6 +132,17 @@ impl LossyCell {
         assert!(!is_good && told.contains(expected), "{arguments:?}: {told}");
     }
 
+    /// Runs the command while Redis has 64 KiB left.
+    async fn refused_without_memory(&self) {
+        let memory: String = self.redis.command(&["INFO", "memory"]).await;
+        let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        let used: u64 = used.and_then(|used| used.trim().parse().ok()).expect("a size");
+        let little = (used + (64 << 10)).to_string();
+        let _: String = self.redis.command(&["CONFIG", "SET", "maxmemory", &little]).await;
+        self.refused(&["--yes", "--force"], "raise its maxmemory").await;
+        let _: String = self.redis.command(&["CONFIG", "SET", "maxmemory", "500mb"]).await;
+    }
+
     /// Starts the command and kills it once it has written something, or has ended.
     async fn restore_killed(&self) {
         let mut running = Command::new(binaries::ours("spillway"))
@@ -235,13 +246,7 @@ async fn what_was_archived_and_not_delivered_arrives_after_the_disk_was_lost() {
     // Its objects are new: this may be a cell that is alive.
     lossy.refused(&["--yes"], "add --force").await;
     assert_eq!(lossy.redis.command::<u64>(&["DBSIZE"]).await, 0, "processes may begin again");
-    let memory: String = lossy.redis.command(&["INFO", "memory"]).await;
-    let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
-    let used: u64 = used.and_then(|used| used.trim().parse().ok()).expect("a size");
-    let little = (used + (64 << 10)).to_string();
-    let _: String = lossy.redis.command(&["CONFIG", "SET", "maxmemory", &little]).await;
-    lossy.refused(&["--yes", "--force"], "raise its maxmemory").await;
-    let _: String = lossy.redis.command(&["CONFIG", "SET", "maxmemory", "500mb"]).await;
+    lossy.refused_without_memory().await;
 
     lossy.restore_killed().await;
     let is_done = lossy.redis.command::<u64>(&["EXISTS", "{spillway}:cell"]).await == 1;

@@ -83,3 +83,55 @@ async fn find(
     }
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use spillway_archive::keys::KeyRing;
+    use spillway_archive::store::ArchiveUrl;
+    use spillway_archive::{ArchiveStore, ObjectWriter};
+    use spillway_webhook::pack::Records;
+    use spillway_webhook::{StreamId, Webhook};
+
+    use super::*;
+
+    /// Noon of 2026-01-01.
+    const NOON: u64 = 1_767_268_800_000;
+
+    fn webhook(topic: &'static str) -> Webhook {
+        let mut headers = http::HeaderMap::new();
+        headers.insert("x-shopify-topic", http::HeaderValue::from_static(topic));
+        Webhook {
+            received_at_ms: NOON,
+            target: http::uri::PathAndQuery::from_static("/webhooks"),
+            headers,
+            body: "{}".into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_redaction_is_found_in_the_archive_and_what_is_none_is_missing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let url = format!("file://{}", directory.path().display());
+        let url = ArchiveUrl::parse(&url).expect("a URL");
+        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
+        let keys = Arc::new(KeyRing::default());
+        let entry = StreamId { ms: NOON, seq: 1 };
+        let mut records = Records::default();
+        ["orders/create", "shop/redact"].map(|topic| records.push(&webhook(topic)));
+        let mut writer = ObjectWriter::new(7, StreamId::ZERO, &keys).expect("randomness");
+        writer.add(entry, Packer::new().pack(&records).to_vec().into());
+        store.put(&writer.finish().expect("packs"), true).await.expect("stored");
+        let id = |index| WebhookId { cell: 7, entry, index }.to_string();
+        let mut checkpoint = Checkpoint::new(7, NOON, Vec::new());
+        checkpoint.redactions = vec![id(1), id(0), id(2), "nonsense".to_owned()];
+        let archive = RestoreArchive { store, keys };
+        let notes = RestoredNotes::find(&archive, 7, &checkpoint).await.expect("it is read");
+        assert_eq!(notes.missing, [id(0), id(2), "nonsense".to_owned()]);
+        assert_eq!(notes.found.len(), 1);
+        let (found, pack) = &notes.found[0];
+        assert_eq!(found.to_string(), id(1));
+        assert_eq!(Pack::decode(pack).expect("a pack").count(), 1);
+    }
+}

@@ -246,6 +246,8 @@ fn facts(webhook: &View<'_>) -> LaneFacts {
 
 #[cfg(test)]
 mod tests {
+    use spillway_archive::ObjectWriter;
+    use spillway_archive::store::ArchiveUrl;
     use spillway_webhook::Webhook;
     use spillway_webhook::pack::Records;
 
@@ -270,6 +272,32 @@ mod tests {
     fn erased(pack: &SourcePack, index: u32) -> SourcePack {
         let pack = pack.pack.as_ref().expect("a pack");
         source(Packer::new().erase(pack, |at| at == index))
+    }
+
+    #[tokio::test]
+    async fn gaps_count_where_a_consumer_needs_something() {
+        let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
+        let directory = tempfile::tempdir().expect("a directory");
+        let url = format!("file://{}", directory.path().display());
+        let url = ArchiveUrl::parse(&url).expect("a URL");
+        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
+        let keys = Arc::new(KeyRing::default());
+        for (after, entry) in [(StreamId::ZERO, id(3)), (id(5), id(9))] {
+            let mut writer = ObjectWriter::new(7, after, &keys).expect("randomness");
+            writer.add(entry, pack(&["a"]).bytes);
+            store.put(&writer.finish().expect("packs"), true).await.expect("stored");
+        }
+        let gap = MissingEntries { after: id(3), through: id(5) };
+        let needed = [(StreamId::ZERO, vec![gap]), (id(4), vec![gap]), (id(5), vec![])];
+        for (cursor, gaps) in needed {
+            let archive = RestoreArchive { store: store.clone(), keys: keys.clone() };
+            let needs = [ConsumerNeeds::after("http", None, cursor)];
+            let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
+            let source = found.expect("objects");
+            assert_eq!(source.gaps, gaps, "from {cursor} on");
+            assert_eq!((source.span, source.begins_after), ((id(3), id(9)), StreamId::ZERO));
+            assert!(!source.grew_meanwhile().await.expect("it is listed"));
+        }
     }
 
     #[test]
