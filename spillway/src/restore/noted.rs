@@ -119,7 +119,9 @@ mod tests {
         let keys = Arc::new(KeyRing::default());
         let entry = StreamId { ms: NOON, seq: 1 };
         let mut records = Records::default();
-        ["orders/create", "shop/redact"].map(|topic| records.push(&webhook(topic)));
+        for topic in ["orders/create", "shop/redact"] {
+            records.push(&webhook(topic));
+        }
         let mut writer = ObjectWriter::new(7, StreamId::ZERO, &keys).expect("randomness");
         writer.add(entry, Packer::new().pack(&records).to_vec().into());
         store.put(&writer.finish().expect("packs"), true).await.expect("stored");
