@@ -150,10 +150,10 @@ async fn restore(
         return Ok(());
     }
     if !doubts.is_empty() && !arguments.force {
-        return Err(Failure::Failed(format!(
-            "not restored, because of {}; add --force to restore it all the same",
-            count(doubts.len() as u64, "doubt")
-        )));
+        return Err(Failure::Failed(
+            "not restored, because of the doubts above; add --force to restore it all the same"
+                .to_owned(),
+        ));
     }
     write(redis, &mut connection, &basis, &source, &planner, status).await?;
     line("restored: start the receivers, then the consumers")?;
