@@ -20,8 +20,8 @@ use crate::store::ArchiveStore;
 const VERSION: u8 = 1;
 /// Name of the file in the directory of a cell.
 const NAME: &str = "consumers.json";
-/// Lanes of a consumer that are kept one by one: 1.5 MB. With more, the checkpoint keeps only the first position.
-const LANES_MAX: usize = 10_000;
+/// Lanes of a consumer that are kept one by one, the oldest ones: 1.5 MB. Of the others, only the first position is.
+pub const LANES_MAX: usize = 10_000;
 /// Packs of a consumer that are kept of those that it has settled in part: 1 MB.
 pub const DONE_MAX: usize = 10_000;
 
@@ -39,6 +39,9 @@ pub struct Checkpoint {
     pub appended: u64,
     /// Consumers, in the order of their names.
     pub consumers: Vec<ConsumerCheckpoint>,
+    /// Spillway-Ids of redactions that were delivered and are not carried out.
+    #[serde(default)]
+    pub redactions: Vec<String>,
 }
 
 /// State of one consumer: what it has not settled is after `cursor`, or in a lane.
@@ -52,8 +55,12 @@ pub struct ConsumerCheckpoint {
     pub cursor: StreamId,
     /// Lanes of which webhooks up to the cursor wait.
     pub lanes: Vec<LaneMark>,
-    /// If there were more lanes than are kept: position from which on everything counts as not settled.
+    /// If there were more lanes than are kept: first position of the others, from which on everything counts as not
+    /// settled.
     pub floor: Option<Position>,
+    /// Rows of lanes that could not be read. The checkpoint lacks them.
+    #[serde(default)]
+    pub unreadable: u64,
     /// Webhooks after the cursor that are settled: entry, and a bit for each webhook of its pack, in base64.
     done: Vec<(StreamId, String)>,
 }
@@ -77,7 +84,15 @@ impl Checkpoint {
     /// Checkpoint of a cell.
     pub fn new(cell: u32, read_at_ms: u64, consumers: Vec<ConsumerCheckpoint>) -> Self {
         let cell = ObjectName::cell_directory(cell);
-        Self { version: VERSION, cell, read_at_ms, last: StreamId::ZERO, appended: 0, consumers }
+        Self {
+            version: VERSION,
+            cell,
+            read_at_ms,
+            last: StreamId::ZERO,
+            appended: 0,
+            consumers,
+            redactions: Vec::new(),
+        }
     }
 
     /// True if the other one says the same, at whatever time.
@@ -85,6 +100,7 @@ impl Checkpoint {
         self.last == other.last
             && self.appended == other.appended
             && self.consumers == other.consumers
+            && self.redactions == other.redactions
             && self.cell == other.cell
     }
 
@@ -131,16 +147,12 @@ impl ConsumerCheckpoint {
         Self { name, kind, cursor, ..Self::default() }
     }
 
-    /// Sets the lanes. If there are too many, only the first position of all is kept.
+    /// Sets the lanes. If there are too many, the oldest ones are kept, and the first position of the others.
     pub fn set_lanes(&mut self, lanes: Vec<LaneMark>) {
-        self.floor = None;
-        if lanes.len() > LANES_MAX {
-            self.floor = lanes.iter().map(|lane| lane.first).min();
-            self.lanes.clear();
-            return;
-        }
         self.lanes = lanes;
         self.lanes.sort_by_key(|lane| (lane.first, lane.lane));
+        self.floor = self.lanes.get(LANES_MAX).map(|lane| lane.first);
+        self.lanes.truncate(LANES_MAX);
     }
 
     /// Sets the webhooks after the cursor that are settled. Too many are left out: they count as not settled.
@@ -239,7 +251,9 @@ mod tests {
         let mut http = ConsumerCheckpoint::new("http".to_owned(), kind, cursor);
         http.set_lanes(vec![mark(Some(u64::MAX), 7), mark(None, 5)]);
         http.set_done([(cursor.next(), vec![0b101])].into_iter());
-        Checkpoint { last: cursor.next(), appended: 70, ..Checkpoint::new(0xa1, 1_000, vec![http]) }
+        let redactions = vec!["000000a1-9-1-0".to_owned()];
+        let new = Checkpoint::new(0xa1, 1_000, vec![http]);
+        Checkpoint { last: cursor.next(), appended: 70, redactions, ..new }
     }
 
     #[test]
@@ -262,15 +276,28 @@ mod tests {
     }
 
     #[test]
-    fn too_many_lanes_become_one_position_and_too_many_bits_none() {
+    fn of_too_many_lanes_the_oldest_are_kept_and_of_too_many_bits_none() {
         let mut consumer = ConsumerCheckpoint::default();
-        let marks = (0..=LANES_MAX).map(|lane| mark(Some(lane as u64), 100 + lane as u64));
-        consumer.set_lanes(marks.collect());
-        assert_eq!((consumer.lanes.len(), consumer.floor.map(|at| at.ms)), (0, Some(100)));
+        let most = LANES_MAX as u64;
+        consumer.set_lanes((0..most).rev().map(|lane| mark(Some(lane), 100 + lane)).collect());
+        assert_eq!((consumer.lanes.len(), consumer.floor), (LANES_MAX, None));
+        consumer.set_lanes((0..most + 2).rev().map(|lane| mark(Some(lane), 100 + lane)).collect());
+        assert_eq!((consumer.lanes.len(), consumer.lanes[0].first.ms), (LANES_MAX, 100));
+        assert_eq!(consumer.floor.map(|at| at.ms), Some(100 + most), "first of the others");
         let done: Vec<_> =
             (0..=DONE_MAX).map(|ms| (StreamId { ms: ms as u64, seq: 0 }, vec![1])).collect();
         consumer.set_done(done.into_iter());
         assert_eq!(consumer.done().count(), 0);
+    }
+
+    #[test]
+    fn a_checkpoint_of_before_redactions_were_kept_is_read() {
+        let json = r#"{"version":1,"cell":"000000a1","read_at_ms":5,"last":"1-0","appended":7,"consumers":
+            [{"name":"http","kind":null,"cursor":"1-0","lanes":[],"floor":null,"done":[]}]}"#;
+        let json = json.replace('\n', "");
+        let bytes = format!("{json}\n{:08x}\n", crc32fast::hash(json.as_bytes()));
+        let read = Checkpoint::decode(0xa1, bytes.as_bytes()).expect("it is read");
+        assert_eq!((read.redactions.len(), read.consumers[0].unreadable), (0, 0));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use spillway_archive::checkpoint::{self, DONE_MAX};
+use spillway_archive::checkpoint::{self, DONE_MAX, LANES_MAX};
 use spillway_archive::{ArchiveStore, Checkpoint, ConsumerCheckpoint, LaneMark};
 use spillway_process::error::chain;
 use spillway_process::failure_log::FailureLog;
@@ -21,6 +21,8 @@ const EVERY_MIN: Duration = Duration::from_secs(10);
 /// Checkpoints in the longest time that a webhook waits for its object. What was delivered after the last one is
 /// delivered again after a restoration, so it should be newer than most of what an archive lacks.
 const IN_MAX_DELAY: u32 = 6;
+/// Shortest time while a consumer has more lanes than are kept: all rows are read each time, and a million are 300 MB.
+const EVERY_MANY: Duration = Duration::from_secs(60);
 /// Time limit for an answer of Redis.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -29,12 +31,22 @@ struct CheckpointWriter<'a> {
     access: &'a ArchiveAccess,
     connection: Option<Connection>,
     written: Option<Checkpoint>,
+    /// True if a consumer has more lanes than are kept.
+    has_many_lanes: bool,
+    /// Rows of lanes that could not be read last time.
+    unreadable: u64,
 }
 
 /// Writes a checkpoint whenever the state is another one, for as long as this instance leads.
 pub(crate) async fn run(access: &ArchiveAccess) -> Infallible {
     let every = every(access.instance.settings.max_delay);
-    let mut writer = CheckpointWriter { access, connection: None, written: None };
+    let mut writer = CheckpointWriter {
+        access,
+        connection: None,
+        written: None,
+        has_many_lanes: false,
+        unreadable: 0,
+    };
     let mut failures = FailureLog::default();
     loop {
         match writer.write_if_changed().await {
@@ -56,7 +68,7 @@ pub(crate) async fn run(access: &ArchiveAccess) -> Infallible {
                 }
             }
         }
-        sleep(every).await;
+        sleep(if writer.has_many_lanes { every.max(EVERY_MANY) } else { every }).await;
     }
 }
 
@@ -71,8 +83,20 @@ impl CheckpointWriter<'_> {
             self.connection = Some(connected.map_err(|error| chain(&error))?);
         }
         let connection = self.connection.as_mut().expect("BUG: just connected");
-        let state = read_state(redis, connection, u64::try_from(DONE_MAX).unwrap_or(u64::MAX));
-        let checkpoint = of_state(cell, state.await.map_err(|error| chain(&error))?);
+        let done_max = u64::try_from(DONE_MAX).unwrap_or(u64::MAX);
+        // One more than are kept: its first position is that of all others.
+        let state = read_state(redis, connection, done_max, LANES_MAX + 1).await;
+        let state = state.map_err(|error| chain(&error))?;
+        self.has_many_lanes = state.consumers.iter().any(|one| one.lanes.rows.len() > LANES_MAX);
+        let unreadable: u64 = state.consumers.iter().map(|one| one.lanes.unreadable).sum();
+        if unreadable > self.unreadable {
+            tracing::error!(
+                rows = unreadable,
+                "rows of lanes can't be read, so the checkpoint of the consumers lacks them"
+            );
+        }
+        self.unreadable = unreadable;
+        let checkpoint = of_state(cell, state);
         let read_at_ms = checkpoint.read_at_ms;
         if self.written.as_ref().is_some_and(|written| written.is_same_state(&checkpoint)) {
             return Ok(read_at_ms);
@@ -98,13 +122,15 @@ fn of_state(cell: u32, state: QueueState) -> Checkpoint {
     let mut checkpoint = Checkpoint::new(cell, state.now_ms, consumers);
     checkpoint.last = state.last;
     checkpoint.appended = state.appended;
+    checkpoint.redactions = state.redactions.iter().map(ToString::to_string).collect();
     checkpoint
 }
 
 fn of_consumer(state: ConsumerState) -> ConsumerCheckpoint {
     let kind = state.kind.map(|kind| kind.label().to_owned());
     let mut consumer = ConsumerCheckpoint::new(state.name, kind, state.progress.cursor);
-    consumer.set_lanes(state.lanes.iter().map(of_lane).collect());
+    consumer.set_lanes(state.lanes.rows.iter().map(of_lane).collect());
+    consumer.unreadable = state.lanes.unreadable;
     consumer.set_done(state.progress.done.into_iter());
     consumer
 }

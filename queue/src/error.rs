@@ -46,7 +46,10 @@ pub enum QueueError {
     )]
     Restoring,
     /// The queue that is to be restored holds webhooks.
-    #[error("the queue holds webhooks: stop the receivers, and let the consumers deliver them")]
+    #[error(
+        "the queue holds webhooks: stop the receivers, run spillway restore-from-archive --abandon so that consumers \
+         may start, let them deliver these, stop them, and run it again"
+    )]
     NotEmpty,
     /// A reply has an unknown form.
     #[error("redis answered in an unexpected way: {0}")]

@@ -13,6 +13,7 @@ use spillway_webhook::{StreamId, WebhookId};
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 
+pub use self::lanes::OldestLanes;
 pub use self::progress::{ConsumerProgress, LastRead, StreamRange};
 
 /// Maximum number of entries for one script, whatever their size. It bounds the time for which the

@@ -163,6 +163,33 @@ pub async fn written(redis: &Redis, connection: &mut Connection) -> Result<u64, 
     Ok(entries.unwrap_or(0))
 }
 
+/// Marks that a restoration is being planned: from now on, no process registers. One that is unfinished stays as it is.
+/// Returns true if there was none.
+///
+/// # Errors
+/// [`QueueError::NotEmpty`] when the main stream holds entries.
+pub async fn hold(redis: &Redis, connection: &mut Connection) -> Result<bool, QueueError> {
+    let script = Script::new(include_str!("lua/rebuild.lua"));
+    let keys = &redis.keys;
+    let mut call = script.prepare_invoke();
+    call.key(keys.stream()).key(keys.rebuild()).key(keys.rebuild_stream());
+    call.arg("hold").arg("").arg(keys.prefix());
+    let is_new: u8 = call.invoke_async(connection).await?;
+    Ok(is_new == 1)
+}
+
+/// Removes the mark of [`hold`] if nothing was begun since. Returns false if there is no such mark.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn release(redis: &Redis, connection: &mut Connection) -> Result<bool, QueueError> {
+    let script = Script::new(include_str!("lua/rebuilt.lua"));
+    let mut call = end_keys(&script, redis);
+    call.arg("release").arg(redis.keys.prefix());
+    let removed: u8 = call.invoke_async(connection).await?;
+    Ok(removed == 1)
+}
+
 /// Removes what an unfinished restoration has written. Returns false if there was none.
 ///
 /// # Errors

@@ -1,6 +1,8 @@
 //! `spillway restore-from-archive`: restores the queue of a cell whose Redis lost its disk, as far as the archive
 //! reached. Everything is read, planned and counted before anything is written, and read again to be written.
 
+mod checks;
+mod noted;
 mod plan;
 mod report;
 mod source;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use spillway_archive::args::ArchiveArgs;
-use spillway_archive::{ArchiveStore, Checkpoint, checkpoint};
+use spillway_archive::{ArchiveStore, Checkpoint, StoreError, checkpoint};
 use spillway_process::Checker;
 use spillway_queue::consumers::{self, ARCHIVE, ConsumerKind, ConsumerName};
 use spillway_queue::rebuild::{self, Rebuild, RebuiltEntry, abandon};
@@ -19,6 +21,8 @@ use spillway_queue::{Connection, Redis};
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
 
+use self::checks::RestoreSigns;
+use self::noted::RestoredNotes;
 use self::plan::{ConsumerNeeds, KnownEnd, RestorePlanner};
 use self::source::{ArchiveSource, RestoreArchive, SourcePack};
 use crate::consent::{Confirmation, dry_run};
@@ -55,6 +59,15 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "from")]
     consumer: Vec<ConsumerName>,
 
+    /// Do not read the checkpoint, such as a damaged one or one of a newer version; with --from and --consumer
+    #[arg(long, requires = "from")]
+    ignore_checkpoint: bool,
+
+    /// Restore in spite of what the report calls a doubt: an old checkpoint, a gap in the archive, or signs that the
+    /// cell is alive
+    #[arg(long)]
+    force: bool,
+
     /// Only report what would be restored, which is the default
     #[arg(long, conflicts_with = "yes")]
     dry_run: bool,
@@ -72,6 +85,7 @@ struct RestoreBasis {
     cell: u32,
     checkpoint: Option<Checkpoint>,
     consumers: Vec<ConsumerNeeds>,
+    notes: RestoredNotes,
 }
 
 /// Size of what is written.
@@ -96,26 +110,62 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let status = status::read(&redis, &mut connection).await?;
     ensure_empty(&status)?;
     let own = consumers::cell(&redis, &mut connection).await?;
+    if arguments.confirmation.yes {
+        // Reading takes long: no receiver and no consumer may begin meanwhile.
+        rebuild::hold(&redis, &mut connection).await?;
+    }
+    let restored = restore(&arguments, &redis, &status, own).await;
+    if restored.is_err() && arguments.confirmation.yes {
+        release(&arguments.place).await;
+    }
+    restored.map(|()| ExitCode::SUCCESS)
+}
+
+/// Reads and plans everything and, if that is meant, writes it.
+async fn restore(
+    arguments: &Arguments,
+    redis: &Redis,
+    status: &CellStatus,
+    own: Option<u32>,
+) -> Result<(), Failure> {
     let archive = open(&arguments.archive)?;
     let cell = arguments.choose_cell(&archive, own).await?;
     let basis = arguments.basis(&archive, cell).await?;
-    let source = ArchiveSource::find(archive, cell, &basis.consumers).await?;
+    let source = ArchiveSource::find(archive.clone(), cell, &basis.consumers).await?;
     let source = source.ok_or_else(|| {
         Failure::Failed(format!("the archive holds no object of the cell {cell:08x}"))
     })?;
     let (planner, restored) = measure(&source, &basis).await?;
-    report::print(&basis, &source, &planner, restored)?;
+    report::print(&basis, &source, &planner, restored, status.queue.accepted)?;
+    let doubts = basis.doubts(&archive, &source).await?;
+    for doubt in &doubts {
+        line(format_args!("doubt: {doubt}"))?;
+    }
     // Reading took a while, in which nobody used the connection.
     let (_, mut connection) = arguments.place.connect().await?;
-    let written = rebuild::written(&redis, &mut connection).await?;
+    let written = rebuild::written(redis, &mut connection).await?;
     ensure_fits(&status.queue, restored.memory_after(written, planner.entries))?;
-    if arguments.dry_run || !arguments.confirmation.yes {
+    if !arguments.confirmation.yes {
         line(dry_run("", "restore it").trim_start())?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
-    write(&redis, &mut connection, &basis, &source, &planner, &status).await?;
+    if !doubts.is_empty() && !arguments.force {
+        return Err(Failure::Failed(
+            "not restored, because of the doubts above; add --force to restore it all the same"
+                .to_owned(),
+        ));
+    }
+    write(redis, &mut connection, &basis, &source, &planner, status).await?;
     line("restored: start the receivers, then the consumers")?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
+}
+
+/// Lets the processes begin again, if nothing was written. If this fails, too, the next attempt takes the mark over,
+/// and `--abandon` removes it.
+async fn release(place: &CellArgs) {
+    if let Ok((redis, mut connection)) = place.connect().await {
+        rebuild::release(&redis, &mut connection).await.ok();
+    }
 }
 
 impl Arguments {
@@ -164,7 +214,10 @@ impl Arguments {
 
     /// Reads the checkpoint, or takes what the flags say in its place.
     async fn basis(&self, archive: &RestoreArchive, cell: u32) -> Result<RestoreBasis, Failure> {
-        let checkpoint = checkpoint::read(&archive.store, cell).await?;
+        let checkpoint = match self.ignore_checkpoint {
+            true => None,
+            false => checkpoint::read(&archive.store, cell).await.map_err(of_checkpoint)?,
+        };
         let consumers = match (&checkpoint, &self.from) {
             (Some(checkpoint), None) => {
                 let own = checkpoint.consumers.iter().filter(|one| one.name != ARCHIVE);
@@ -182,7 +235,7 @@ impl Arguments {
             (Some(_), Some(_)) => {
                 return Err(Failure::Usage(
                     "the archive has a checkpoint, which says what each consumer needs: leave out --from and \
-                     --consumer"
+                     --consumer, or add --ignore-checkpoint"
                         .to_owned(),
                 ));
             }
@@ -194,7 +247,21 @@ impl Arguments {
                 ));
             }
         };
-        Ok(RestoreBasis { cell, checkpoint, consumers })
+        let notes = match &checkpoint {
+            Some(checkpoint) => RestoredNotes::find(archive, cell, checkpoint).await?,
+            None => RestoredNotes::default(),
+        };
+        Ok(RestoreBasis { cell, checkpoint, consumers, notes })
+    }
+}
+
+/// A checkpoint that cannot be read stops nobody who knows what the consumers need.
+fn of_checkpoint(error: StoreError) -> Failure {
+    match error {
+        StoreError::Unusable(text) => Failure::Failed(format!(
+            "{text}; to restore without it, give --ignore-checkpoint, --from and --consumer"
+        )),
+        other => other.into(),
     }
 }
 
@@ -221,7 +288,8 @@ fn ensure_empty(status: &CellStatus) -> Result<(), Failure> {
     }
     Err(Failure::Failed(format!(
         "this queue is not empty: it holds {} in packs, and {aside} in lanes and replays. Stop the receivers, let the \
-         consumers deliver these, stop them, and run this again",
+         consumers deliver these, stop them, and run this again. If they wait for a restoration, run this with \
+         --abandon first",
         count(status.queue.webhooks, "webhook")
     )))
 }
@@ -236,8 +304,7 @@ async fn measure(
     let mut packer = Packer::new();
     let mut progress = Progress::new();
     let mut reader = source.reader();
-    while let Some(archived) = reader.next().await? {
-        let found = SourcePack::of(archived);
+    while let Some(found) = reader.next().await? {
         progress.tell(|| format!("reading, {} so far", count(planner.entries, "pack")));
         let Some(planned) = planner.add(found.entry, found.facts.as_deref()) else { continue };
         restored.add(&entry_of(&found, planned, &mut packer));
@@ -300,8 +367,7 @@ async fn write(
     let mut batch: Vec<RebuiltEntry> = Vec::new();
     let mut batch_bytes = 0;
     let mut reader = source.reader();
-    while let Some(archived) = reader.next().await? {
-        let found = SourcePack::of(archived);
+    while let Some(found) = reader.next().await? {
         let Some(planned) = planner.add(found.entry, found.facts.as_deref()) else { continue };
         if planner.entries <= written {
             continue;
@@ -324,10 +390,32 @@ async fn write(
     }
     let end = KnownEnd::of(basis.checkpoint.as_ref(), source.span.1);
     let queue = planner.queue(basis.cell, end, at_end(&names, status));
+    basis.notes.write(redis, connection).await?;
     Ok(rebuild.finish(connection, &queue).await?)
 }
 
 impl RestoreBasis {
+    /// Reasons not to restore. The archive is looked at again: it must not have changed.
+    async fn doubts(
+        &self,
+        archive: &RestoreArchive,
+        source: &ArchiveSource,
+    ) -> Result<Vec<String>, Failure> {
+        let mut has_changed = source.grew_meanwhile().await?;
+        if let Some(known) = &self.checkpoint {
+            has_changed |=
+                checkpoint::read(&archive.store, self.cell).await?.as_ref() != Some(known);
+        }
+        let signs = RestoreSigns {
+            checkpoint: self.checkpoint.as_ref(),
+            newest: &source.newest,
+            gaps: &source.gaps,
+            has_changed,
+            now_ms: now_ms(),
+        };
+        Ok(signs.doubts())
+    }
+
     /// Text that names the plan. Another archive, another checkpoint or other flags make another one.
     fn plan_id(&self, source: &ArchiveSource, measured: &RestorePlanner) -> String {
         let read_at_ms = self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.read_at_ms);

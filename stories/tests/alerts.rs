@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use stories::archive::ArchiveDirectory;
 use stories::authority::Authority;
 use stories::backend::Backend;
 use stories::behaviour::Behaviour;
@@ -232,6 +233,7 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
         watched.disk().await;
         watched.spill().await;
         watched.routes().await;
+        watched.checkpoint().await;
         watched.certificates().await;
         report(&watched.table);
     } else {
@@ -452,6 +454,29 @@ impl Watched {
         let fault =
             "spillway consumers add billing, without one, and two thirds of the memory in use";
         self.fire(fault, &["SpillwayConsumerHoldsQueue"]).await;
+    }
+
+    /// An archiver that can write objects, and no checkpoint: a directory has its name.
+    async fn checkpoint(&mut self) {
+        let cell = Cell::beside();
+        let redis = cell.redis(&[]).await;
+        let receiver = cell.receiver(&[]).await;
+        receiver.ready().await;
+        let id: String = redis.command(&["GET", "{spillway}:cell"]).await;
+        let archive = ArchiveDirectory::new(&cell.directory().join("archive"));
+        let name = archive.path().join(id).join("consumers.json");
+        fs::create_dir_all(name.join("occupied")).expect("make a directory");
+        let archiver = cell.archiver(&archive.url(), &[]);
+        let nobody = port::free();
+        let targets = [
+            ("127.0.0.1:9811", receiver.admin_address()),
+            ("127.0.0.1:9812", archiver.admin_address()),
+            ("127.0.0.1:9813", nobody),
+        ];
+        let configuration = shipped(cell.directory(), &targets);
+        self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
+        let fault = "the archiver may not write over `consumers.json`";
+        self.fire(fault, &["SpillwayCheckpointOld"]).await;
     }
 
     /// Another receiver, with a certificate of two days, and then with a key that is none.

@@ -132,10 +132,21 @@ impl LossyCell {
         assert!(!is_good && told.contains(expected), "{arguments:?}: {told}");
     }
 
+    /// Runs the command while Redis has 64 KiB left.
+    async fn refused_without_memory(&self) {
+        let memory: String = self.redis.command(&["INFO", "memory"]).await;
+        let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        let used: u64 = used.and_then(|used| used.trim().parse().ok()).expect("a size");
+        let little = (used + (64 << 10)).to_string();
+        let _: String = self.redis.command(&["CONFIG", "SET", "maxmemory", &little]).await;
+        self.refused(&["--yes", "--force"], "raise its maxmemory").await;
+        let _: String = self.redis.command(&["CONFIG", "SET", "maxmemory", "500mb"]).await;
+    }
+
     /// Starts the command and kills it once it has written something, or has ended.
     async fn restore_killed(&self) {
         let mut running = Command::new(binaries::ours("spillway"))
-            .args(["restore-from-archive", "--yes"])
+            .args(["restore-from-archive", "--yes", "--force"])
             .env("ARCHIVE_URL", self.archive.url())
             .env("REDIS_URL", self.cell.redis_url())
             .stdout(Stdio::null())
@@ -232,14 +243,15 @@ async fn what_was_archived_and_not_delivered_arrives_after_the_disk_was_lost() {
     );
     assert_eq!(lossy.redis.command::<u64>(&["DBSIZE"]).await, 0, "a dry run writes nothing");
     lossy.refused(&["--cell", "00000000"], "does not hold the cell").await;
-    let _: String = lossy.redis.command(&["CONFIG", "SET", "maxmemory", "1mb"]).await;
-    lossy.refused(&["--yes"], "raise its maxmemory").await;
-    let _: String = lossy.redis.command(&["CONFIG", "SET", "maxmemory", "500mb"]).await;
+    // Its objects are new: this may be a cell that is alive.
+    lossy.refused(&["--yes"], "add --force").await;
+    assert_eq!(lossy.redis.command::<u64>(&["DBSIZE"]).await, 0, "processes may begin again");
+    lossy.refused_without_memory().await;
 
     lossy.restore_killed().await;
     let is_done = lossy.redis.command::<u64>(&["EXISTS", "{spillway}:cell"]).await == 1;
     if !is_done {
-        let (is_good, told) = lossy.restore(&["--yes"], &[]).await;
+        let (is_good, told) = lossy.restore(&["--yes", "--force"], &[]).await;
         assert!(is_good && told.contains("restored:"), "{told}");
     }
     lossy.refused(&["--yes"], "not empty").await;
@@ -289,12 +301,25 @@ async fn an_encrypted_archive_needs_its_key_and_one_without_checkpoint_a_time() 
     lossy.lose_the_disk().await;
     lossy.refused(&["--yes"], "ARCHIVE_KEY_FILE does not hold").await;
     assert_eq!(lossy.redis.command::<u64>(&["DBSIZE"]).await, 0, "nothing was written");
-    for cell in fs::read_dir(lossy.archive.path()).expect("an archive").flatten() {
-        fs::remove_file(cell.path().join("consumers.json")).expect("an archive without checkpoint");
+    let files: Vec<_> = fs::read_dir(lossy.archive.path())
+        .expect("an archive")
+        .flatten()
+        .map(|cell| cell.path().join("consumers.json"))
+        .collect();
+    for file in &files {
+        fs::write(file, "damaged").expect("damage a checkpoint");
+    }
+    let (is_good, told) = lossy.restore(&[], &keys).await;
+    assert!(!is_good && told.contains("give --ignore-checkpoint"), "{told}");
+    let without = ["--from", "1h", "--consumer", "htpp", "--ignore-checkpoint"];
+    let (is_good, told) = lossy.restore(&without, &keys).await;
+    assert!(is_good && told.contains("htpp: is this name right?"), "{told}");
+    for file in &files {
+        fs::remove_file(file).expect("an archive without checkpoint");
     }
     let (is_good, told) = lossy.restore(&["--yes"], &keys).await;
     assert!(!is_good && told.contains("no checkpoint"), "{told}");
-    let since = ["--from", "1h", "--consumer", "http", "--consumer", "billing", "--yes"];
+    let since = ["--from", "1h", "--consumer", "http", "--consumer", "billing", "--yes", "--force"];
     let (is_good, told) = lossy.restore(&since, &keys).await;
     assert!(is_good, "{told}");
     lossy.all.behave(|_| Behaviour::ok());

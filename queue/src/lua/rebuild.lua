@@ -2,7 +2,8 @@
 -- Fills a queue that is restored from an archive, beside the one that is in use. Nothing reads it before it is
 -- complete. Refused on a full Redis.
 -- KEYS  1 stream  2 rebuild  3 rebuilt stream
--- ARGV  1 begin | add  2 plan  3 prefix
+-- ARGV  1 hold | begin | add  2 plan  3 prefix
+--       hold: nobody registers from now on; the plan is made afterwards
 --       begin: consumers
 --       add:   4 entries so far  then for each entry: id, pack, count of (consumer, bits), and these
 if redis.call('XLEN', KEYS[1]) > 0 then
@@ -10,6 +11,11 @@ if redis.call('XLEN', KEYS[1]) > 0 then
 end
 local plan = redis.call('HGET', KEYS[2], 'plan')
 local function done(consumer) return ARGV[3] .. 'rebuild:done:' .. consumer end
+if ARGV[1] == 'hold' then
+  if plan then return 0 end
+  redis.call('HSET', KEYS[2], 'plan', '', 'entries', 0, 'consumers', '')
+  return 1
+end
 if ARGV[1] == 'begin' then
   if plan == ARGV[2] then return tonumber(redis.call('HGET', KEYS[2], 'entries')) end
   -- Another plan was begun: the archive or its checkpoint is a newer one. What it wrote is of no use.

@@ -1,11 +1,16 @@
 #!lua flags=allow-oom
 -- Ends the restoration of a queue: puts it in place of the empty one, with the consumers' cursors, or removes it.
 -- KEYS  1 stream  2 rebuild  3 rebuilt stream  4 cell  5 counts  6 consumers
--- ARGV  1 finish | abandon  2 prefix
+-- ARGV  1 finish | abandon | release  2 prefix
+--       release: removes the mark of a restoration that has no plan yet
 --       finish: 3 plan  4 entries  5 cell  6 last id  7 webhooks appended  8 webhooks trimmed  9 mark
 --               then for each consumer: name, kind ('' = not known), cursor, entries up to it, webhooks up to it,
 --               webhooks settled after it
 local function done(consumer) return ARGV[2] .. 'rebuild:done:' .. consumer end
+if ARGV[1] == 'release' then
+  if redis.call('HGET', KEYS[2], 'plan') ~= '' then return 0 end
+  return redis.call('DEL', KEYS[2])
+end
 if ARGV[1] == 'abandon' then
   for consumer in string.gmatch(redis.call('HGET', KEYS[2], 'consumers') or '', '%S+') do
     redis.call('UNLINK', done(consumer))

@@ -1,10 +1,12 @@
 //! Reads the lanes of a consumer: rows, barriers, leads, retry states and chunks.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use redis::cmd;
 use spillway_webhook::{Position, StoredRetry};
 
-use super::{StreamReader, scan};
+use super::{SCAN_COUNT, StreamReader, scan};
 use crate::connect::Connection;
 use crate::error::QueueError;
 use crate::lane::{self, ChunkId, LaneRow, StoredChunk};
@@ -12,7 +14,56 @@ use crate::lane::{self, ChunkId, LaneRow, StoredChunk};
 /// Retry states that one command asks for. It bounds the time for which the command blocks Redis.
 const RETRIES_AT_ONCE: usize = 1_024;
 
+/// The lanes of a consumer whose first webhooks are the oldest.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OldestLanes {
+    /// Their rows, the oldest first.
+    pub rows: Vec<LaneRow>,
+    /// Rows that can be read, also those that are left out.
+    pub known: u64,
+    /// Rows that cannot be read.
+    pub unreadable: u64,
+}
+
 impl StreamReader {
+    /// Reads the rows of the `max` oldest lanes. All rows are looked at, in parts, and no more than `max` are held.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub(crate) async fn oldest_lanes(
+        &self,
+        connection: &mut Connection,
+        max: usize,
+    ) -> Result<OldestLanes, QueueError> {
+        let key = self.redis.keys.of(&self.consumer).lanes();
+        let mut found = OldestLanes::default();
+        // Redis may return a row twice.
+        let mut oldest: BTreeMap<(Position, u64), LaneRow> = BTreeMap::new();
+        let mut cursor = 0u64;
+        loop {
+            let mut command = cmd("HSCAN");
+            command.arg(&key).arg(cursor).arg("COUNT").arg(SCAN_COUNT);
+            let (next, part): (u64, Vec<(String, Bytes)>) = command.query_async(connection).await?;
+            for (_, row) in part {
+                let Ok(row) = serde_json::from_slice::<LaneRow>(&row) else {
+                    found.unreadable += 1;
+                    continue;
+                };
+                found.known += 1;
+                oldest.insert((row.first, row.lane), row);
+                if oldest.len() > max {
+                    oldest.pop_last();
+                }
+            }
+            cursor = next;
+            if cursor == 0 {
+                break;
+            }
+        }
+        found.rows = oldest.into_values().collect();
+        Ok(found)
+    }
+
     /// Reads the rows of all lanes, in the order of their hashes.
     ///
     /// # Errors

@@ -4,7 +4,9 @@ use spillway_queue::QueueError;
 use spillway_queue::checkpoint::read_state;
 use spillway_queue::consumers::{ConsumerKind, StartAt, cell, register};
 use spillway_queue::lane::{KeyScheme, LaneChanges, LaneRow};
-use spillway_queue::rebuild::{Rebuild, RebuiltConsumer, RebuiltEntry, RebuiltQueue, abandon};
+use spillway_queue::rebuild::{
+    Rebuild, RebuiltConsumer, RebuiltEntry, RebuiltQueue, abandon, hold, release,
+};
 use spillway_queue::settle::Settlement;
 use spillway_queue::status;
 use spillway_webhook::{Changes, Position, Spans, StreamId};
@@ -113,6 +115,31 @@ async fn another_plan_begins_again_and_an_abandoned_one_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn nobody_registers_while_a_restoration_is_planned() {
+    let server = Server::start(&[]).await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    assert!(hold(&redis, &mut connection).await.expect("held"));
+    assert!(!hold(&redis, &mut connection).await.expect("it is held already"));
+    let refused = register(&redis, &mut connection, None, StartAt::Oldest).await;
+    assert!(matches!(refused, Err(QueueError::Restoring)), "{refused:?}");
+    assert!(release(&redis, &mut connection).await.expect("released"));
+    assert_eq!(server.command::<u64>(&["DBSIZE"]).await, 0);
+    // What was begun is not released.
+    hold(&redis, &mut connection).await.expect("held");
+    let rebuild = rebuild(&server, "one");
+    rebuild.begin(&mut connection, &NAMES.map(str::to_owned)).await.expect("it begins");
+    rebuild.add(&mut connection, 0, &[entry(5, &[])]).await.expect("written");
+    assert!(!release(&redis, &mut connection).await.expect("redis answers"));
+    assert!(!hold(&redis, &mut connection).await.expect("redis answers"));
+    let names = NAMES.map(str::to_owned);
+    assert_eq!(rebuild.begin(&mut connection, &names).await.expect("it goes on"), 1);
+    assert!(abandon(&redis, &mut connection).await.expect("removed"));
+    server.append(&[b"new"]).await;
+    let refused = hold(&redis, &mut connection).await;
+    assert!(matches!(refused, Err(QueueError::NotEmpty)), "{refused:?}");
+}
+
+#[tokio::test]
 async fn a_queue_with_webhooks_is_never_replaced() {
     let server = Server::start(&[]).await;
     let mut connection = server.connect().await;
@@ -169,11 +196,81 @@ async fn the_state_of_consumers_holds_cursors_lanes_and_a_bounded_number_of_bits
     let bits = vec![(ids[1], vec![1]), (ids[2], vec![1])];
     http.settle(&Settlement { lanes, bits, ..up_to(ids[0], 1, 1) }).await.expect("settled");
     let mut connection = server.connect().await;
-    let state = read_state(&server.redis(), &mut connection, 2).await.expect("a state");
+    let state = read_state(&server.redis(), &mut connection, 2, 9).await.expect("a state");
     assert_eq!((state.last, state.appended), (ids[2], 3));
     let own = &state.consumers[0];
     assert_eq!((&*own.name, own.progress.cursor, own.progress.done.len()), ("http", ids[0], 2));
-    assert_eq!(own.lanes, [row]);
-    let state = read_state(&server.redis(), &mut connection, 1).await.expect("a state");
+    assert_eq!((own.lanes.known, own.lanes.unreadable), (1, 0));
+    assert_eq!(own.lanes.rows, [row]);
+    let state = read_state(&server.redis(), &mut connection, 1, 9).await.expect("a state");
     assert_eq!(state.consumers[0].progress.done.len(), 0, "they are repeated");
+}
+
+#[tokio::test]
+async fn cursor_and_bits_of_a_checkpoint_are_those_of_one_moment() {
+    const ENTRIES: u64 = 400;
+    let server = Server::start(&[]).await;
+    let mut ids = Vec::new();
+    for _ in 0..ENTRIES {
+        ids.extend(server.append(&[b"one"]).await);
+    }
+    let mut http = TestConsumer::start(&server, "http").await;
+    // Every second entry goes ahead by a bit, and then the cursor passes both.
+    let bits: Vec<_> = ids.iter().skip(1).step_by(2).map(|id| (*id, vec![1])).collect();
+    let first = Settlement { bits, ..Settlement::default() };
+    http.settle(&first).await.expect("settled");
+    let redis = server.redis();
+    let reading = async {
+        let mut connection = server.connect().await;
+        let mut seen = Vec::new();
+        for _ in 0..100 {
+            let state = read_state(&redis, &mut connection, ENTRIES, 9).await.expect("a state");
+            let progress = &state.consumers[0].progress;
+            seen.push((progress.cursor, progress.done.clone()));
+        }
+        seen
+    };
+    let settling = async {
+        for pair in ids.chunks_exact(2) {
+            let passed = Settlement { whole: vec![pair[1]], ..up_to(pair[1], 2, 2) };
+            http.settle(&passed).await.expect("settled");
+        }
+    };
+    let (seen, ()) = tokio::join!(reading, settling);
+    for (cursor, done) in seen {
+        let all = ids.iter().skip(1).step_by(2).filter(|id| **id > cursor);
+        let is_whole = all.clone().all(|id| done.contains_key(id)) && all.count() == done.len();
+        assert!(is_whole || done.is_empty(), "{cursor}: {} bits", done.len());
+    }
+}
+
+#[tokio::test]
+async fn of_many_lanes_the_oldest_are_read_and_one_unreadable_row_stops_nothing() {
+    let server = Server::start(&[]).await;
+    let id = server.append(&[b"one"]).await[0];
+    let mut http = TestConsumer::start(&server, "http").await;
+    let row = |lane: u64| LaneRow {
+        lane,
+        shop: "a.example".to_owned(),
+        kind: "order".to_owned(),
+        scheme: KeyScheme::Kind,
+        first_chunk: 1,
+        last_chunk: 1,
+        waiting: 1,
+        first: Position { ms: 9_000 - lane, seq: 0, index: 0 },
+        last: Position { ms: 9_000, seq: 0, index: 0 },
+        failing: Spans::default(),
+        tripped: false,
+        suspect: false,
+    };
+    let rows = Changes { written: (0..3_000).map(row).collect(), deleted: Vec::new() };
+    let lanes = LaneChanges { rows, waiting: 3_000, ..LaneChanges::default() };
+    http.settle(&Settlement { lanes, ..up_to(id, 1, 1) }).await.expect("settled");
+    let _: u64 = server.command(&["HSET", "{spillway}:http:lanes", "00000000000000ff", "x"]).await;
+    let mut connection = server.connect().await;
+    let state = read_state(&server.redis(), &mut connection, 9, 2).await.expect("a state");
+    let lanes = &state.consumers[0].lanes;
+    assert_eq!(lanes.unreadable, 1);
+    let oldest: Vec<u64> = lanes.rows.iter().map(|row| row.lane).collect();
+    assert_eq!(oldest, [2_999, 2_998]);
 }

@@ -82,7 +82,7 @@ impl ConsumerNeeds {
         Self { name: name.to_owned(), kind, cursor, ..Self::default() }
     }
 
-    /// What a consumer had not settled when the checkpoint was made.
+    /// Everything that a consumer had not settled when the checkpoint was made.
     pub(super) fn of(consumer: &ConsumerCheckpoint) -> Self {
         let kind = consumer.kind.as_deref().and_then(ConsumerKind::of_label);
         let mut needs = Self::after(&consumer.name, kind, consumer.cursor);
@@ -100,14 +100,25 @@ impl ConsumerNeeds {
         needs
     }
 
+    /// Program whose consumer it is, if that is known.
+    pub(super) fn kind(&self) -> Option<ConsumerKind> {
+        self.kind
+    }
+
     /// Entries up to here are settled, except for what lies in lanes.
     pub(super) fn cursor(&self) -> StreamId {
         self.cursor
     }
 
-    /// Hashes of shops of which webhooks up to the cursor may be needed; `None`: of any.
-    pub(super) fn shops(&self) -> Option<&[u64]> {
-        self.floor.is_none().then_some(&self.shops_of_lanes[..])
+    /// Hashes of shops of which webhooks may be needed where [`needs_any`](Self::needs_any) is false.
+    pub(super) fn shops(&self) -> &[u64] {
+        &self.shops_of_lanes
+    }
+
+    /// True if a webhook of this entry may be needed whatever its shop is. A pack that cannot be decoded is needed
+    /// then: the consumer sets it aside.
+    pub(super) fn needs_any(&self, entry: StreamId) -> bool {
+        entry > self.cursor || self.floor.is_some_and(|floor| entry >= floor.entry())
     }
 
     /// First entry of which something waits in a lane.
@@ -137,11 +148,6 @@ impl ConsumerNeeds {
         }
         entry > self.cursor && !self.done.get(&entry).is_some_and(|bits| is_set(bits, index))
     }
-
-    /// True if the consumer needs a pack that cannot be decoded. It sets it aside.
-    fn needs_corrupt(&self, entry: StreamId) -> bool {
-        entry > self.cursor || self.floor.is_some_and(|floor| entry >= floor.entry())
-    }
 }
 
 impl RestorePlanner {
@@ -169,7 +175,7 @@ impl RestorePlanner {
                 let each = (0..).zip(webhooks);
                 each.map(|(index, facts)| consumer.needs.needs(entry, index, facts)).collect()
             }
-            None => vec![consumer.needs.needs_corrupt(entry)],
+            None => vec![consumer.needs.needs_any(entry)],
         };
         let needed: Vec<Vec<bool>> = self.consumers.iter().map(needed).collect();
         let count = webhooks.map_or(1, <[_]>::len);

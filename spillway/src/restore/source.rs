@@ -1,11 +1,12 @@
 //! Packs of the archive that a restoration needs, and the facts by which they are planned.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
+use spillway_archive::chain::{ChainCheck, MissingEntries};
 use spillway_archive::keys::KeyRing;
 use spillway_archive::reader::{ArchiveReader, ArchivedPack};
-use spillway_archive::{ArchiveStore, ListedObject, StoreError};
+use spillway_archive::{ArchiveStore, ListedObject, ObjectTail, StoreError};
 use spillway_webhook::pack::{Pack, Packer, View};
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{StreamId, lane_hash};
@@ -33,6 +34,21 @@ pub(super) struct ArchiveSource {
     after: StreamId,
     /// First and last entry of the cell in the archive.
     pub span: (StreamId, StreamId),
+    /// Entry before the first one, when that was archived. Older ones may have been deleted since.
+    pub begins_after: StreamId,
+    /// Entries that consumers may need and that are in no object.
+    pub gaps: Vec<MissingEntries>,
+    /// Object with the newest entry.
+    pub newest: ListedObject,
+}
+
+/// Reads packs: each once, and of one that was erased in part, only that one.
+pub(super) struct SourceReader {
+    reader: ArchiveReader,
+    /// First pack of the next entry.
+    ahead: Option<SourcePack>,
+    /// Packs of one entry.
+    ready: VecDeque<SourcePack>,
 }
 
 /// A pack of the archive.
@@ -42,7 +58,8 @@ pub(super) struct SourcePack {
     /// One for each webhook; `None` if the pack cannot be decoded.
     pub facts: Option<Vec<LaneFacts>>,
     bytes: bytes::Bytes,
-    pack: Option<Pack>,
+    /// The same, decoded.
+    pub pack: Option<Pack>,
 }
 
 impl ArchiveSource {
@@ -56,25 +73,62 @@ impl ArchiveSource {
         let after = consumers.iter().map(ConsumerNeeds::begins_after).min().unwrap_or(END);
         let Some(newest) = store.newest_before(cell, END).await? else { return Ok(None) };
         let days = store.days(cell).await?;
-        let mut first = newest.name.first;
+        let mut oldest = newest;
         for day in &days {
             // Directories of days may be empty.
             if let Some(object) = store.objects(cell, day).await?.first() {
-                first = object.name.first;
+                oldest = *object;
                 break;
             }
         }
+        // Nothing of the oldest object may be needed, so its key may be gone.
+        let begins_after = match store.tail(&oldest, &archive.keys).await {
+            Ok(tail) => tail.header.after,
+            Err(StoreError::NoKey(..) | StoreError::Bad(..)) => oldest.name.first.previous(),
+            Err(error) => return Err(error),
+        };
         let objects = store.objects_from(cell, after).await?;
-        let span = (first, newest.name.last);
-        let mut source = Self { archive, objects: Vec::new(), after, span };
+        let mut chain = ChainCheck::default();
+        if let Some(before) = store.newest_before(cell, after).await? {
+            chain.add(StreamId::ZERO, before.name.last);
+        }
+        let mut source = Self {
+            archive,
+            objects: Vec::new(),
+            after,
+            span: (oldest.name.first, newest.name.last),
+            begins_after,
+            gaps: Vec::new(),
+            newest,
+        };
         let mut progress = Progress::new();
         for object in objects {
             progress.tell(|| format!("looking at {}", object.name));
-            if source.may_need(&object, consumers).await? {
-                source.objects.push(object);
-            }
+            source.look_at(object, &mut chain, consumers).await?;
         }
         Ok(Some(source))
+    }
+
+    /// Looks at the next object: for a gap before it, and if it may be needed.
+    async fn look_at(
+        &mut self,
+        object: ListedObject,
+        chain: &mut ChainCheck,
+        consumers: &[ConsumerNeeds],
+    ) -> Result<(), StoreError> {
+        let tail = self.archive.store.tail(&object, &self.archive.keys).await?;
+        let gap = chain.add(tail.header.after, object.name.last);
+        self.gaps.extend(gap.filter(|gap| gap.through > self.after));
+        if may_need(&object, &tail, consumers) {
+            self.objects.push(object);
+        }
+        Ok(())
+    }
+
+    /// True if the newest object is another one by now.
+    pub(super) async fn grew_meanwhile(&self) -> Result<bool, StoreError> {
+        let newest = self.archive.store.newest_before(self.newest.name.cell, END).await?;
+        Ok(newest != Some(self.newest))
     }
 
     /// Bytes of the objects that are read.
@@ -83,31 +137,79 @@ impl ArchiveSource {
     }
 
     /// Reads the packs, from the first one on.
-    pub(super) fn reader(&self) -> ArchiveReader {
+    pub(super) fn reader(&self) -> SourceReader {
         let RestoreArchive { store, keys } = self.archive.clone();
-        ArchiveReader::new(store, keys, self.objects.clone(), self.after, END)
+        let reader = ArchiveReader::new(store, keys, self.objects.clone(), self.after, END);
+        SourceReader { reader, ahead: None, ready: VecDeque::new() }
     }
+}
 
-    /// False if the object certainly holds nothing that is needed: it ends before every cursor, and holds no shop of a
-    /// lane. While one shop fails for days, most objects are of this kind.
-    async fn may_need(
-        &self,
-        object: &ListedObject,
-        consumers: &[ConsumerNeeds],
-    ) -> Result<bool, StoreError> {
-        if consumers.iter().any(|consumer| object.name.last > consumer.cursor()) {
-            return Ok(true);
-        }
-        let mut shops: HashSet<u64> = HashSet::new();
-        for consumer in consumers {
-            match consumer.shops() {
-                Some(own) => shops.extend(own),
-                None => return Ok(true),
+impl SourceReader {
+    /// Returns the next pack; `None` at the end.
+    ///
+    /// # Errors
+    /// As [`ArchiveReader::next`].
+    pub(super) async fn next(&mut self) -> Result<Option<SourcePack>, StoreError> {
+        if self.ready.is_empty() {
+            let mut same: Vec<SourcePack> = self.ahead.take().into_iter().collect();
+            while let Some(archived) = self.reader.next().await? {
+                let found = SourcePack::of(archived);
+                if same.first().is_some_and(|first| first.entry != found.entry) {
+                    self.ahead = Some(found);
+                    break;
+                }
+                same.push(found);
             }
+            self.ready.extend(without_unerased(same));
         }
-        let tail = self.archive.store.tail(object, &self.archive.keys).await?;
-        Ok(tail.index.shops.may_hold(|domain| shops.contains(&lane_hash::of_domain(domain))))
+        Ok(self.ready.pop_front())
     }
+}
+
+/// False if the object certainly holds nothing that is needed: it ends before every cursor and every floor, and holds
+/// no shop of a lane. While one shop fails for days, most objects are of this kind.
+fn may_need(object: &ListedObject, tail: &ObjectTail, consumers: &[ConsumerNeeds]) -> bool {
+    if consumers.iter().any(|consumer| consumer.needs_any(object.name.last)) {
+        return true;
+    }
+    let shops: HashSet<u64> = consumers.iter().flat_map(ConsumerNeeds::shops).copied().collect();
+    tail.index.shops.may_hold(|domain| shops.contains(&lane_hash::of_domain(domain)))
+}
+
+/// Leaves packs out of which another one is the same with erased webhooks: an object that was replaced may still be
+/// there, and what was erased must not come back. All are of one entry.
+fn without_unerased(packs: Vec<SourcePack>) -> Vec<SourcePack> {
+    let is_replaced = |whole: &SourcePack| {
+        packs.iter().any(|other| is_erased_copy(other.pack.as_ref(), whole.pack.as_ref()))
+    };
+    let kept: Vec<bool> = packs.iter().map(|pack| !is_replaced(pack)).collect();
+    packs.into_iter().zip(kept).filter_map(|(pack, is_kept)| is_kept.then_some(pack)).collect()
+}
+
+/// True if the first pack is the second one with some webhooks erased.
+fn is_erased_copy(copy: Option<&Pack>, whole: Option<&Pack>) -> bool {
+    let (Some(copy), Some(whole)) = (copy, whole) else { return false };
+    if copy.count() != whole.count() {
+        return false;
+    }
+    let mut erased = 0;
+    for index in 0..copy.count() {
+        let of_copy = copy.view(index);
+        let of_whole = whole.view(index);
+        if of_copy.is_erased() {
+            erased += u32::from(!of_whole.is_erased());
+        } else if !is_same(&of_copy, &of_whole) {
+            return false;
+        }
+    }
+    erased > 0
+}
+
+fn is_same(one: &View<'_>, other: &View<'_>) -> bool {
+    one.received_at_ms == other.received_at_ms
+        && one.target == other.target
+        && one.body == other.body
+        && one.headers().eq(other.headers())
 }
 
 impl SourcePack {
@@ -139,5 +241,79 @@ fn facts(webhook: &View<'_>) -> LaneFacts {
         lanes: lane_hash::candidates(webhook, webhook.body),
         shop: lane_hash::of_domain(webhook.shop().unwrap_or_default()),
         is_erased: webhook.is_erased(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_archive::ObjectWriter;
+    use spillway_archive::store::ArchiveUrl;
+    use spillway_webhook::Webhook;
+    use spillway_webhook::pack::Records;
+
+    use super::*;
+
+    fn source(bytes: &[u8]) -> SourcePack {
+        let entry = StreamId { ms: 5, seq: 0 };
+        let bytes = bytes::Bytes::copy_from_slice(bytes);
+        SourcePack::of(ArchivedPack { entry, is_corrupt: false, bytes })
+    }
+
+    fn pack(bodies: &[&'static str]) -> SourcePack {
+        let mut records = Records::default();
+        for body in bodies {
+            let target = http::uri::PathAndQuery::from_static("/webhooks");
+            let headers = http::HeaderMap::new();
+            records.push(&Webhook { received_at_ms: 7, target, headers, body: (*body).into() });
+        }
+        source(Packer::new().pack(&records))
+    }
+
+    fn erased(pack: &SourcePack, index: u32) -> SourcePack {
+        let pack = pack.pack.as_ref().expect("a pack");
+        source(Packer::new().erase(pack, |at| at == index))
+    }
+
+    #[tokio::test]
+    async fn gaps_count_where_a_consumer_needs_something() {
+        let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
+        let directory = tempfile::tempdir().expect("a directory");
+        let url = format!("file://{}", directory.path().display());
+        let url = ArchiveUrl::parse(&url).expect("a URL");
+        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
+        let keys = Arc::new(KeyRing::default());
+        for (after, entry) in [(StreamId::ZERO, id(3)), (id(5), id(9))] {
+            let mut writer = ObjectWriter::new(7, after, &keys).expect("randomness");
+            writer.add(entry, pack(&["a"]).bytes);
+            store.put(&writer.finish().expect("packs"), true).await.expect("stored");
+        }
+        let gap = MissingEntries { after: id(3), through: id(5) };
+        let needed = [(StreamId::ZERO, vec![gap]), (id(4), vec![gap]), (id(5), vec![])];
+        for (cursor, gaps) in needed {
+            let archive = RestoreArchive { store: store.clone(), keys: keys.clone() };
+            let needs = [ConsumerNeeds::after("http", None, cursor)];
+            let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
+            let source = found.expect("objects");
+            assert_eq!(source.gaps, gaps, "from {cursor} on");
+            assert_eq!((source.span, source.begins_after), ((id(3), id(9)), StreamId::ZERO));
+            assert!(!source.grew_meanwhile().await.expect("it is listed"));
+        }
+    }
+
+    #[test]
+    fn of_a_pack_and_its_erased_copy_only_the_copy_is_read() {
+        let bodies = |packs: Vec<SourcePack>| -> Vec<usize> {
+            let pack = packs.iter().filter_map(|pack| pack.pack.as_ref());
+            pack.map(|pack| (0..pack.count()).map(|at| pack.view(at).body.len()).sum()).collect()
+        };
+        let whole = || pack(&["a", "bb", "ccc"]);
+        let one = || erased(&whole(), 1);
+        assert_eq!(bodies(without_unerased(vec![whole(), one()])), [4]);
+        assert_eq!(bodies(without_unerased(vec![one(), whole()])), [4]);
+        assert_eq!(bodies(without_unerased(vec![erased(&one(), 0), whole(), one()])), [3]);
+        // Redis had given an id twice: these are two packs.
+        let other = pack(&["a", "xx", "ccc"]);
+        let both = erased(&whole(), 0);
+        assert_eq!(bodies(without_unerased(vec![other, both])), [6, 5]);
     }
 }

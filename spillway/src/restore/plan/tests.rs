@@ -23,6 +23,8 @@ struct ModelConsumer {
     checkpoint: ConsumerCheckpoint,
     unsettled: HashSet<Position>,
     firsts: HashMap<u64, Position>,
+    /// Webhooks that were settled while the checkpoint was made, so they may come again.
+    repeated: HashSet<Position>,
 }
 
 /// Shop of a lane: two lanes each.
@@ -65,8 +67,7 @@ fn consumer(name: &str, packs: &[ModelPack], chance: &mut StdRng) -> ModelConsum
     let cursor = if at == 0 { StreamId::ZERO } else { packs[at - 1].entry };
     let failing: HashSet<u64> = (0..6).filter(|_| chance.random_range(0..4) == 0).collect();
     let mut stopped: HashSet<ModelResource> = HashSet::new();
-    let (mut unsettled, mut firsts) = (HashSet::new(), HashMap::new());
-    let mut waiting: HashMap<u64, u64> = HashMap::new();
+    let mut unsettled = HashSet::new();
     let mut done: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
     for pack in packs {
         for (index, resource) in (0u32..).zip(&pack.webhooks) {
@@ -77,17 +78,79 @@ fn consumer(name: &str, packs: &[ModelPack], chance: &mut StdRng) -> ModelConsum
             }
             if stopped.contains(resource) {
                 unsettled.insert(position);
-                if pack.entry <= cursor {
-                    firsts.entry(resource.0).or_insert(position);
-                    *waiting.entry(resource.0).or_default() += 1;
-                }
             } else if pack.entry > cursor {
                 let bits = done.entry(pack.entry).or_insert_with(|| vec![0; 2]);
                 bits[index as usize / 8] |= 1 << (index % 8);
             }
         }
     }
+    let mut repeated = HashSet::new();
+    let mut lanes_through = cursor;
+    if chance.random_range(0..2) == 0 {
+        repeated = unsettled.clone();
+        lanes_through = settle_more(packs, at, &mut unsettled, chance);
+        if chance.random_range(0..2) == 0 {
+            // Cursor and bits could not be read as those of one moment.
+            done.clear();
+            let after = packs.iter().filter(|pack| pack.entry > cursor);
+            repeated.extend(after.flat_map(positions));
+        }
+    }
     let mut checkpoint = ConsumerCheckpoint::new(name.to_owned(), None, cursor);
+    let firsts = set_lanes(&mut checkpoint, packs, lanes_through, &unsettled, chance);
+    checkpoint.set_done(done.into_iter());
+    ModelConsumer { checkpoint, unsettled, firsts, repeated }
+}
+
+fn positions(pack: &ModelPack) -> impl Iterator<Item = Position> {
+    let entry = pack.entry;
+    (0u32..).zip(&pack.webhooks).map(move |(index, _)| Position::new(entry, index))
+}
+
+/// Settles the beginning of some resources after the cursor was read, in order. Returns the new cursor, after at least
+/// `at` packs.
+fn settle_more(
+    packs: &[ModelPack],
+    at: usize,
+    unsettled: &mut HashSet<Position>,
+    chance: &mut StdRng,
+) -> StreamId {
+    let mut stopped: HashSet<ModelResource> = HashSet::new();
+    for pack in packs {
+        for (position, resource) in positions(pack).zip(&pack.webhooks) {
+            if !unsettled.contains(&position) || stopped.contains(resource) {
+                continue;
+            }
+            if chance.random_range(0..2) == 0 {
+                unsettled.remove(&position);
+            } else {
+                stopped.insert(*resource);
+            }
+        }
+    }
+    let at = chance.random_range(at..=packs.len());
+    if at == 0 { StreamId::ZERO } else { packs[at - 1].entry }
+}
+
+/// Writes the lanes of everything that is not settled up to an entry. Returns the position from which on each lane
+/// is restored.
+fn set_lanes(
+    checkpoint: &mut ConsumerCheckpoint,
+    packs: &[ModelPack],
+    through: StreamId,
+    unsettled: &HashSet<Position>,
+    chance: &mut StdRng,
+) -> HashMap<u64, Position> {
+    let mut firsts: HashMap<u64, Position> = HashMap::new();
+    let mut waiting: HashMap<u64, u64> = HashMap::new();
+    for pack in packs.iter().filter(|pack| pack.entry <= through) {
+        for (position, (lane, _)) in positions(pack).zip(&pack.webhooks) {
+            if unsettled.contains(&position) {
+                firsts.entry(*lane).or_insert(position);
+                *waiting.entry(*lane).or_default() += 1;
+            }
+        }
+    }
     let is_by_shop = chance.random_range(0..4) == 0;
     let mark = |(lane, first): (&u64, &Position)| LaneMark {
         lane: (!is_by_shop).then_some(*lane),
@@ -96,7 +159,6 @@ fn consumer(name: &str, packs: &[ModelPack], chance: &mut StdRng) -> ModelConsum
         waiting: waiting[lane],
     };
     checkpoint.set_lanes(firsts.iter().map(mark).collect());
-    checkpoint.set_done(done.into_iter());
     if is_by_shop {
         let mut by_shop: HashMap<u64, Position> = HashMap::new();
         for (lane, first) in &firsts {
@@ -106,13 +168,18 @@ fn consumer(name: &str, packs: &[ModelPack], chance: &mut StdRng) -> ModelConsum
         let spread = (0..6).filter_map(|lane| Some((lane, *by_shop.get(&shop(lane))?)));
         firsts = spread.collect();
     }
-    if chance.random_range(0..5) == 0 && !firsts.is_empty() {
-        let floor = firsts.values().min().copied().expect("there is one");
+    if chance.random_range(0..5) == 0 && !checkpoint.lanes.is_empty() {
+        // There are more lanes than are kept.
+        let kept = chance.random_range(0..checkpoint.lanes.len());
+        let floor = checkpoint.lanes[kept].first;
+        checkpoint.lanes.truncate(kept);
         checkpoint.floor = Some(floor);
-        checkpoint.lanes.clear();
-        firsts = (0..6).map(|lane| (lane, floor)).collect();
+        for lane in 0..6 {
+            let first = firsts.entry(lane).or_insert(floor);
+            *first = floor.min(*first);
+        }
     }
-    ModelConsumer { checkpoint, unsettled, firsts }
+    firsts
 }
 
 /// What a consumer reads of a restored queue.
@@ -154,7 +221,8 @@ fn check(model: &ModelConsumer, packs: &[ModelPack], seen: &HashSet<Position>) {
             let is_unsettled = model.unsettled.contains(&position);
             assert!(is_seen || !is_unsettled, "left out: {position}, cursor {cursor}");
             let is_of_lane = model.firsts.get(&resource.0).is_some_and(|first| position >= *first);
-            assert!(!is_seen || is_unsettled || is_of_lane, "settled: {position}, cursor {cursor}");
+            let may_come = is_unsettled || is_of_lane || model.repeated.contains(&position);
+            assert!(!is_seen || may_come, "settled: {position}, cursor {cursor}");
         }
     }
     for (resource, seen) in by_resource {
