@@ -110,7 +110,7 @@ async fn each_consumer_gets_its_own_in_order_and_waits_for_no_other() {
     let all = events();
     for part in all.chunks(RESOURCES as usize * TOPICS.len()) {
         store(&receiver, &ledger, part).await;
-        let delivered = 2 * ledger.stored_count() as usize / TOPICS.len();
+        let delivered = 2 * ledger.stored_count() / TOPICS.len();
         until("the other backend has its own", SOON, async || rest.delivered() == delivered).await;
         sleep(BETWEEN.mul_f64(size(0.0, 1.0))).await;
     }
