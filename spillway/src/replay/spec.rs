@@ -122,8 +122,8 @@ impl StartArguments {
         let has_value = from.is_some() || to.is_some() || cell.is_some();
         let has_pace = rate.is_some() || at_once.is_some();
         let ReplayBreadth { all, force } = breadth;
-        let is_told = *dry_run || *yes || *all || *force;
-        !has_value && !has_pace && !is_told && which.clone().filter().is_empty()
+        let has_switch = *dry_run || *yes || *all || *force;
+        !has_value && !has_pace && !has_switch && which.clone().filter().is_empty()
     }
 
     /// True if it is to be done.
