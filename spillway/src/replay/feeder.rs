@@ -285,6 +285,8 @@ impl<T> Feeder<T> {
         let room =
             if is_holding && !self.open.is_stuck(shop) { ShopRoom::Share } else { self.room(shop) };
         let is_new = !self.left.contains_key(shop);
+        // Those that are served have one in Redis, too, until a step removes it.
+        let positions = self.left.len() + self.served.len();
         match room {
             ShopRoom::Full => Offer::Wait,
             ShopRoom::Yes => {
@@ -294,7 +296,7 @@ impl<T> Feeder<T> {
                 self.feed(shop.to_owned(), payload(), bytes);
                 Offer::Taken
             }
-            ShopRoom::Share | ShopRoom::Stuck if is_new && self.left.len() >= self.limits.left => {
+            ShopRoom::Share | ShopRoom::Stuck if is_new && positions >= self.limits.left => {
                 Offer::EndPass
             }
             ShopRoom::Share if !self.held.has_room(&self.limits) => Offer::Wait,
