@@ -14,6 +14,7 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::Cell;
 use stories::client::post;
+use stories::kafka_topic::{Record, Topic};
 use stories::ledger::{Event, Ledger};
 use stories::load::Load;
 use stories::measure::{delays, percentile};
@@ -29,6 +30,8 @@ use stories::webhook;
 
 const SOON: Duration = Duration::from_secs(120);
 const REPLAYED: &str = "Spillway-Replayed";
+/// Topic of a Kafka producer.
+const TOPIC: &str = "shopify-webhooks";
 const RESOURCES: u64 = 60;
 const SHOPS: u64 = 6;
 /// Guard of the ratio: a p99 below this is not compared, because it is that of the machine.
@@ -443,4 +446,33 @@ async fn a_shop_that_is_to_be_forgotten_and_its_redaction_are_not_replayed() {
     assert!(replayed.is_superset(&expected), "others are replayed");
     assert!(!replayed.iter().any(|event| of_shop(&event)), "somebody forgotten is replayed");
     assert!(!replayed.contains(&redact), "it asks to forget twice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kafka_producer_writes_a_window_again_and_marks_each_record() {
+    let story = Replaying::start(Cell::shared(), 4).await;
+    let kafka = story.cell.kafka().await;
+    kafka.topic(TOPIC, 2, &[]).await;
+    let producer = story.cell.kafka_producer(&kafka, &[]);
+    producer.ready().await;
+    // The consumer is new: it has settled what was before this one.
+    let live = Event { resource: 901, sequence: 1 };
+    let webhook = shop::webhook(1, "products/update", live);
+    assert_eq!(post(story.receiver.address(), &webhook).await.status, 200);
+    let topic = Topic::records(kafka.clients(), TOPIC, 2);
+    topic.reaches(1, SOON).await;
+    let is_freed = async || story.redis.stream_len("{spillway}:in").await == 0;
+    until("all consumers have settled it", SOON, is_freed).await;
+
+    story.told(&story.of_window(&["--consumer", "kafka", "--yes"])).await;
+    topic.reaches(1 + story.window.len(), SOON).await;
+    let replays = async || story.redis.stream_len("{spillway}:kafka:replays").await == 0;
+    until("all replays are settled", SOON, replays).await;
+    let records = topic.all();
+    assert_eq!(records.len(), 1 + story.window.len(), "some were written twice");
+    let replayed = records.iter().filter(|one| one.header("spillway-replayed") == Some("true"));
+    let event = |one: &Record| one.header("x-shopify-webhook-id").and_then(Event::of);
+    let replayed: BTreeSet<Event> = replayed.filter_map(event).collect();
+    assert_eq!(replayed, story.window);
+    assert!(story.replayed().is_empty(), "the backend gets nothing");
 }

@@ -450,7 +450,7 @@ impl FeedClock {
     }
 }
 
-/// Reads who is to be forgotten. The feed notes it first, so that whoever is added later has a step refused.
+/// Reads who is to be forgotten. The feed notes it first, so that a later redaction has a step refused.
 async fn people(link: &mut RedisLink, feed: &mut ReplayFeed) -> Result<PendingPeople, Failure> {
     link.patiently(async |connection| feed.note_redactions(connection).await).await?;
     let redis = link.redis().clone();
