@@ -389,7 +389,7 @@ async fn what_a_cut_off_erasure_left_is_given_once_and_without_what_is_erased_in
     let erased = |meant: &[u32]| {
         let one = |(entry, bytes): &(StreamId, Bytes)| {
             let pack = Pack::decode(bytes).expect("a pack");
-            let is_meant = |index: u32| entry.ms % 2 == 0 && meant.contains(&index);
+            let is_meant = |index: u32| entry.ms.is_multiple_of(2) && meant.contains(&index);
             (*entry, Bytes::copy_from_slice(Packer::new().erase(&pack, is_meant)))
         };
         packs.iter().map(one).collect::<Vec<_>>()
