@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
-use spillway_webhook::pack::{Packer, Records};
+use spillway_webhook::pack::{Pack, Packer, Records};
 use spillway_webhook::{StreamId, Webhook};
 
 use crate::bloom::{resource_hash, webhook_id_hash};
@@ -380,6 +380,27 @@ async fn read(
         found.push((pack.entry, pack.bytes));
     }
     (found, reader.objects_read())
+}
+
+#[tokio::test]
+async fn what_a_cut_off_erasure_left_is_given_once_and_without_what_is_erased_in_either() {
+    let keys = KeyRing::default();
+    let (_directory, store) = directory();
+    let packs: Vec<_> = (1..9).map(|ms| (id(ms, 0), pack(ms * 10..ms * 10 + 3, 40))).collect();
+    let erased = |meant: &[u32]| {
+        let one = |(entry, bytes): &(StreamId, Bytes)| {
+            let pack = Pack::decode(bytes).expect("a pack");
+            let is_meant = |index: u32| entry.ms.is_multiple_of(2) && meant.contains(&index);
+            (*entry, Bytes::copy_from_slice(Packer::new().erase(&pack, is_meant)))
+        };
+        packs.iter().map(one).collect::<Vec<_>>()
+    };
+    for packs in [packs.clone(), erased(&[1]), erased(&[2])] {
+        store.put(&object(&packs, &keys), true).await.expect("a put");
+    }
+    let (found, objects) = read(&store, keys, id(0, 0), id(99, 0)).await;
+    assert_eq!(found, erased(&[1, 2]));
+    assert_eq!(objects, 1, "no object is read again for each pack");
 }
 
 #[tokio::test]

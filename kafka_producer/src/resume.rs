@@ -85,6 +85,15 @@ pub(crate) fn decide(
     (position, None)
 }
 
+/// The position, without its replay if Redis never gave out that id: the stream of replays was lost, or begins again.
+/// Otherwise new replays would count as committed.
+pub(crate) fn with_known_replay(position: CellPosition, last_replay: StreamId) -> CellPosition {
+    if position.replay > last_replay {
+        return CellPosition { replay: StreamId::ZERO, ..position };
+    }
+    position
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +123,16 @@ mod tests {
         check(kafka(5, 50), 5, (Some(6), 9, 50), (id(5), None));
         check(kafka(8, 80), 5, (Some(6), 9, 50), (id(8), None));
         check(kafka(9, 90), 5, (None, 9, 50), (id(9), None));
+    }
+
+    #[test]
+    fn a_replay_that_redis_does_not_know_hides_no_new_one() {
+        let position = CellPosition { replay: id(9), ..CellPosition::after(id(5)) };
+        assert_eq!(with_known_replay(position, id(9)), position);
+        assert_eq!(with_known_replay(position, id(12)), position);
+        let forgotten = CellPosition { replay: StreamId::ZERO, ..position };
+        assert_eq!(with_known_replay(position, id(8)), forgotten);
+        assert_eq!(with_known_replay(position, StreamId::ZERO), forgotten);
     }
 
     #[test]

@@ -57,6 +57,17 @@ pub enum QueueError {
 }
 
 impl QueueError {
+    /// True if the same request may succeed later, over a new connection: Redis is away, full, or no master any more.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Loading | Self::Full(_) => true,
+            Self::Refused(error) => {
+                matches!(error.code(), Some("READONLY" | "MASTERDOWN" | "NOREPLICAS"))
+            }
+            _ => false,
+        }
+    }
+
     /// Names the place that could not be reached. Any other error stays as it is.
     pub(crate) fn at(self, place: &dyn Display) -> Self {
         match self {
@@ -105,4 +116,19 @@ impl From<RedisError> for QueueError {
 fn aborted_by(error: &RedisError) -> Option<&str> {
     let (_, cause) = error.detail()?.split_once("because of: ")?;
     cause.split(' ').next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failover_passes_and_a_missing_permission_does_not() {
+        let of = |kind| QueueError::from(RedisError::from((ErrorKind::Server(kind), "told")));
+        assert!(of(ServerErrorKind::ReadOnly).is_passing());
+        assert!(of(ServerErrorKind::MasterDown).is_passing());
+        assert!(of(ServerErrorKind::BusyLoading).is_passing());
+        assert!(!of(ServerErrorKind::NoPerm).is_passing());
+        assert!(!QueueError::Fenced.is_passing());
+    }
 }

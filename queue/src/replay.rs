@@ -15,7 +15,8 @@ use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::read::stream_id;
 
-/// Records of one consumer, also of replays that ended. A list of them is read with a command for each.
+/// Records of one consumer. Those of replays that ended make room, the oldest first. A list of them is read with a
+/// command for each.
 pub const RECORDS_MAX: usize = 100;
 /// Time for which the record of a replay that ended is kept.
 pub const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -100,8 +101,14 @@ pub enum ReplayRefusal {
     /// Redis came back with older data.
     #[error("redis came back with older data than it had confirmed: resume the replay")]
     Older,
-    /// There are too many records.
-    #[error("this consumer has 100 replays on record: cancel those that are not needed")]
+    /// The redactions are others than those that the process knows. Nothing was fed.
+    #[error("somebody is to be forgotten since the webhooks were read: resume the replay")]
+    Redacted,
+    /// The consumer has no cursor.
+    #[error("the consumer is not registered any more: see `spillway consumers`")]
+    Unregistered,
+    /// There are too many replays that have not ended.
+    #[error("this consumer has 100 replays that have not ended: cancel those that are not needed")]
     Many,
 }
 
@@ -112,6 +119,8 @@ pub struct ReplayFeed {
     id: String,
     token: String,
     step: u64,
+    /// Redactions that are known, as a text that changes with them.
+    fence: String,
     script: Script,
 }
 
@@ -140,6 +149,8 @@ impl ReplayRefusal {
             "done" => Self::Done,
             "cancelled" => Self::Cancelled,
             "older" => Self::Older,
+            "redacted" => Self::Redacted,
+            "unregistered" => Self::Unregistered,
             "many" => Self::Many,
             other => return Err(QueueError::Unexpected(format!("answer to a replay {other:?}"))),
         })
@@ -160,6 +171,7 @@ impl ReplayFeed {
             id,
             token: format!("{:016x}", rand::rng().random::<u64>()),
             step: 0,
+            fence: String::new(),
             script: Script::new(include_str!("lua/replay_feed.lua")),
         }
     }
@@ -183,8 +195,10 @@ impl ReplayFeed {
         let script = record_script();
         let mut call = script.key(keys.replay_record(&self.id));
         call.key(keys.replay_left(&self.id)).key(keys.replay_records());
+        call.key(self.redis.keys.stream());
         call.arg("start").arg(&self.id).arg(&self.token).arg(now_ms());
         call.arg(spec).arg(after.to_string()).arg(RECORDS_MAX).arg(keys.replay_record(""));
+        call.arg(keys.replay_left("")).arg(&self.consumer);
         let state: Vec<String> = call.invoke_async(connection).await?;
         match state.first().map(String::as_str) {
             // The second time, its first reply was lost: the id is random.
@@ -202,7 +216,26 @@ impl ReplayFeed {
         &mut self,
         connection: &mut Connection,
     ) -> Result<Result<(ReplayRecord, HashMap<String, Position>), ReplayRefusal>, QueueError> {
-        match self.change(connection, "take").await?.as_deref() {
+        self.read_as(connection, "take").await
+    }
+
+    /// Reads the record again, as [`Self::take`] does, unless another process has taken it over.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn read_again(
+        &mut self,
+        connection: &mut Connection,
+    ) -> Result<Result<(ReplayRecord, HashMap<String, Position>), ReplayRefusal>, QueueError> {
+        self.read_as(connection, "again").await
+    }
+
+    async fn read_as(
+        &mut self,
+        connection: &mut Connection,
+        verb: &str,
+    ) -> Result<Result<(ReplayRecord, HashMap<String, Position>), ReplayRefusal>, QueueError> {
+        match self.change(connection, verb).await?.as_deref() {
             Some("running") => {}
             None => return Ok(Err(ReplayRefusal::Gone)),
             Some(word) => return ReplayRefusal::of_word(word).map(Err),
@@ -217,6 +250,20 @@ impl ReplayFeed {
         let left = left.collect::<Result<_, QueueError>>()?;
         self.step = record.step;
         Ok(Ok((record, left)))
+    }
+
+    /// Notes which redactions are known from now on. What they mean must be read after that: a step is refused once
+    /// there are others.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn note_redactions(&mut self, connection: &mut Connection) -> Result<(), QueueError> {
+        let keys = &self.redis.keys;
+        let script = Script::new(include_str!("lua/replay_fence.lua"));
+        let mut call = script.key(keys.redactions());
+        call.key(keys.redactions_noted()).key(keys.forgotten());
+        self.fence = call.invoke_async(connection).await?;
+        Ok(())
     }
 
     /// Ends the replay: everything was fed.
@@ -249,8 +296,12 @@ impl ReplayFeed {
         let next = self.step + 1;
         let mut call = self.script.key(keys.replay_record(&self.id));
         call.key(keys.replay_left(&self.id)).key(keys.replays());
+        let of_cell = &self.redis.keys;
+        call.key(of_cell.stream()).key(of_cell.redactions());
+        call.key(of_cell.redactions_noted()).key(of_cell.forgotten());
         call.arg(&self.token).arg(next).arg(&self.id).arg(step.after.to_string());
-        call.arg(step.skipped).arg(now_ms()).arg(step.webhooks.len());
+        call.arg(step.skipped).arg(now_ms());
+        call.arg(&self.consumer).arg(&self.fence).arg(step.webhooks.len());
         for FedWebhook { pack, webhook, shop } in &step.webhooks {
             call.arg(pack.as_slice()).arg(webhook.to_string()).arg(shop);
         }
@@ -294,6 +345,15 @@ impl ReplayFeed {
         Ok(found)
     }
 
+    /// Number of replays that the consumer has not settled, also of dead letters and of other replays.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn count(&self, connection: &mut Connection) -> Result<u64, QueueError> {
+        let key = self.redis.keys.of(&self.consumer).replays();
+        Ok(cmd("XLEN").arg(key).query_async(connection).await?)
+    }
+
     /// Returns all webhooks that were fed and are not settled, with their shops.
     ///
     /// # Errors
@@ -326,7 +386,8 @@ impl ReplayFeed {
         connection: &mut Connection,
         verb: &str,
     ) -> Result<Option<String>, QueueError> {
-        change(&self.redis, connection, &self.consumer, &self.id, [verb, &self.token]).await
+        change(&self.redis, connection, &self.consumer, &self.id, [verb, &self.token], self.step)
+            .await
     }
 }
 
@@ -340,7 +401,7 @@ pub async fn cancel(
     consumer: &str,
     id: &str,
 ) -> Result<Option<ReplayState>, QueueError> {
-    let state = change(redis, connection, consumer, id, ["cancel", ""]).await?;
+    let state = change(redis, connection, consumer, id, ["cancel", ""], 0).await?;
     state.map(|state| ReplayState::of_label(&state)).transpose()
 }
 
@@ -374,12 +435,13 @@ async fn change(
     consumer: &str,
     id: &str,
     [verb, token]: [&str; 2],
+    step: u64,
 ) -> Result<Option<String>, QueueError> {
     let keys = redis.keys.of(consumer);
     let script = record_script();
     let mut call = script.key(keys.replay_record(id));
-    call.key(keys.replay_left(id)).key(keys.replay_records());
-    call.arg(verb).arg(id).arg(token).arg(now_ms()).arg(KEPT.as_secs());
+    call.key(keys.replay_left(id)).key(keys.replay_records()).key(redis.keys.stream());
+    call.arg(verb).arg(id).arg(token).arg(now_ms()).arg(KEPT.as_secs()).arg(step);
     let state: Vec<String> = call.invoke_async(connection).await?;
     Ok(state.into_iter().next())
 }

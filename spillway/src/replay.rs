@@ -5,7 +5,7 @@
 //! resume a replay whose process ended.
 //!
 //! The path: [`delivered`] (what the consumer has settled), [`spec`] (what is replayed), [`plan`] (objects that may hold it), [`lanes`] (what still waits), [`source`]
-//! (its webhooks), [`feeder`] (which is fed next), [`passes`] (over the archive), [`link`] (Redis, which may be away), [`feeding`] (the work), and
+//! (its webhooks), [`feeder`] (which is fed next), [`passes`] (over the archive), [`redacted`] (who is to be forgotten), [`rate`] (speed), [`link`] (Redis, which may be away), [`feeding`] (the work), and
 //! [`records`] (replays on record).
 
 mod delivered;
@@ -15,7 +15,9 @@ mod lanes;
 mod link;
 mod passes;
 mod plan;
+mod rate;
 mod records;
+mod redacted;
 mod source;
 mod spec;
 
@@ -24,6 +26,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use spillway_archive::args::ArchiveArgs;
 use spillway_queue::replay::{ReplayFeed, ReplayRefusal};
+use spillway_webhook::freshness::rfc3339;
 
 use crate::archive;
 use crate::consent::dry_run;
@@ -106,11 +109,12 @@ async fn begin(
     let consumer = place.resolve_change().await?;
     let delivered = DeliveredWebhooks::of(&place.cell, &consumer).await?;
     let (spec, capped) = asked.spec(&delivered, &archive).await?;
-    let plan = ReplayPlan::new(&archive, &spec).await?;
+    let plan = ReplayPlan::new(&archive.store, &archive.keys, &spec).await?;
     if !output.is_json() {
         capped.iter().try_for_each(line)?;
     }
     if plan.objects.is_empty() {
+        plan.tell_gaps(&ReplayPlan::default(), spec.after);
         return tell_nothing(&consumer, output);
     }
     if !is_meant {
@@ -144,7 +148,7 @@ async fn resume(
     let link = RedisLink::new(place.cell.redis()?);
     let feed = ReplayFeed::of(link.redis(), &consumer, id);
     let spec = records::spec(&place.cell, &consumer, feed.id()).await?;
-    let plan = ReplayPlan::new(&archive, &spec).await?;
+    let plan = ReplayPlan::new(&archive.store, &archive.keys, &spec).await?;
     let skips = delivered.skips(&place.cell, &spec).await?;
     let mut feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
     feeding.run(output).await
@@ -175,8 +179,11 @@ fn tell_plan(
         told["replay"] = spec.json();
         return Ok(line(told)?);
     }
+    plan.tell_gaps(&ReplayPlan::default(), spec.after);
     let effect = format!(
-        "{} of {} would be read\n{}{} would be delivered again to {consumer}",
+        "what was stored from {} to {}:\n{} of {} would be read\n{}{} would be delivered again to {consumer}",
+        rfc3339(spec.after.next().ms),
+        rfc3339(spec.through.ms),
         count(plan.objects.len() as u64, "object"),
         size(plan.bytes),
         if plan.is_exact { "" } else { "at most " },

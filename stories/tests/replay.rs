@@ -1,5 +1,6 @@
 //! Replays from the archive: exactly the webhooks of a window, each once, marked and in order, beside live traffic;
-//! over kills of the command, with a shop that fails, and what an operator may get wrong.
+//! over kills of the command and of Redis, with a shop that fails or is to be forgotten, and what an operator may get
+//! wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Output;
@@ -12,6 +13,8 @@ use stories::archive::ArchiveDirectory;
 use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::Cell;
+use stories::client::post;
+use stories::kafka_topic::{Record, Topic};
 use stories::ledger::{Event, Ledger};
 use stories::load::Load;
 use stories::measure::{delays, percentile};
@@ -27,6 +30,8 @@ use stories::webhook;
 
 const SOON: Duration = Duration::from_secs(120);
 const REPLAYED: &str = "Spillway-Replayed";
+/// Topic of a Kafka producer.
+const TOPIC: &str = "shopify-webhooks";
 const RESOURCES: u64 = 60;
 const SHOPS: u64 = 6;
 /// Guard of the ratio: a p99 below this is not compared, because it is that of the machine.
@@ -111,7 +116,7 @@ impl Replaying {
 
     /// Flags of a replay of the window.
     fn of_window<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
-        [&["--from", self.from.as_str(), "--to", self.to.as_str()], more].concat()
+        [&["--all", "--from", self.from.as_str(), "--to", self.to.as_str()], more].concat()
     }
 
     async fn replay(&self, more: &[&str]) -> Output {
@@ -341,10 +346,12 @@ async fn a_dry_run_changes_nothing_filters_select_and_what_is_wrong_is_said() {
     for (more, expected) in [
         (&[][..], "give --from"),
         (&["--from", "yesterday"][..], "--from"),
+        (&["--from", "30M", "--all"][..], "in months"),
         (&["--from", "1h", "--to", "2h"][..], "before --from"),
         (&["--from", "1h", "--cell", "x"][..], "--cell"),
-        (&["--from", "1h", "--consumer", "nobody"][..], "no consumer is named nobody"),
-        (&["--from", "1h", "--consumer", "archive"][..], "delivers nothing"),
+        (&["--from", "1h"][..], "or --all"),
+        (&["--from", "1h", "--all", "--consumer", "nobody"][..], "no consumer is named nobody"),
+        (&["--from", "1h", "--all", "--consumer", "archive"][..], "delivers nothing"),
         (&["--from", "1h", "--at-once", "2000"][..], "at-once"),
         (&["--from", "1h", "list"][..], "no subcommand"),
         (&["resume", "00000000"][..], "has no replay"),
@@ -353,7 +360,7 @@ async fn a_dry_run_changes_nothing_filters_select_and_what_is_wrong_is_said() {
         let told = story.refused(more).await;
         assert!(told.contains(expected), "{more:?}: {told}");
     }
-    let output = story.cell.spillway(&["replay", "--from", "1h"]).await;
+    let output = story.cell.spillway(&["replay", "--all", "--from", "1h"]).await;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && told.contains("ARCHIVE_URL"), "{told}");
 }
@@ -377,4 +384,95 @@ async fn a_cancelled_replay_feeds_nothing_more() {
     assert!(story.refused(&["resume", id]).await.contains("was cancelled"));
     assert!(story.told(&["cancel", id]).await.contains("already"));
     assert!(story.told(&["list"]).await.contains("cancelled"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_killed_during_a_replay_loses_and_repeats_nothing_that_is_fed() {
+    let mut story = Replaying::start(Cell::busy(), size(8, 80)).await;
+    let mut chance = chance(seed("replay-redis", 93), 0);
+    let mut command = {
+        let url = story.archive.url();
+        let of_window = story.of_window(&["--yes", "--rate", size("60", "300")]);
+        story.cell.spillway_starting(&story.arguments(&url, &of_window))
+    };
+    until("it feeds", SOON, async || !story.replayed().is_empty()).await;
+    for _ in 0..size(3, 12) {
+        tokio::time::sleep(Duration::from_millis(chance.random_range(50..900))).await;
+        story.redis.kill9();
+        story.redis.restart();
+        story.redis.ready().await;
+    }
+    assert!(command.exit(SOON).await.success(), "{}", command.output());
+    story.settled().await;
+    let records = story.records().await;
+    assert_eq!(records[0]["state"], "done");
+    assert_eq!(records[0]["fed"], story.window.len());
+    // A delivery that could not be settled may be repeated, as with any webhook.
+    let mut replayed = story.replayed();
+    let mut known = BTreeSet::new();
+    replayed.retain(|event| known.insert(*event));
+    assert_eq!(known, story.window);
+    let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+    for event in replayed {
+        let before = last.insert(event.resource, event.sequence);
+        assert!(before < Some(event.sequence), "{event:?} came after {before:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shop_that_is_to_be_forgotten_and_its_redaction_are_not_replayed() {
+    let story = Replaying::start(Cell::shared(), 8).await;
+    let redact = Event { resource: 900, sequence: 1 };
+    let body = format!("{{\"shop_domain\":\"{}\"}}", shop::domain(2));
+    let webhook = shop::webhook(2, "shop/redact", redact).body(body);
+    assert_eq!(post(story.receiver.address(), &webhook).await.status, 200);
+    let pending = async || story.redis.command::<u64>(&["HLEN", "{spillway}:redactions"]).await;
+    until("the redaction is noted", SOON, async || pending().await == 1).await;
+    let is_freed = async || story.redis.stream_len("{spillway}:in").await == 0;
+    until("it is archived", SOON, is_freed).await;
+
+    let of_shop = |event: &&Event| shop::domain(1 + event.resource % SHOPS) == shop::domain(2);
+    let forgotten = story.window.iter().filter(of_shop).count();
+    let expected: BTreeSet<Event> =
+        story.window.iter().filter(|event| !of_shop(event)).copied().collect();
+    assert!(forgotten > 0, "the shop is in the window");
+    let flags = ["--all", "--from", story.from.as_str(), "--yes", "-o", "json"];
+    let told = story.told(&flags).await;
+    story.settled().await;
+    let told: Value = serde_json::from_str(told.lines().last().expect("a line")).expect("JSON");
+    assert!(told["redacted"].as_u64().expect("a number") >= forgotten as u64, "{told}");
+    assert_eq!(told["kept_back"], 1, "{told}");
+    let replayed: BTreeSet<Event> = story.replayed().into_iter().collect();
+    assert!(replayed.is_superset(&expected), "others are replayed");
+    assert!(!replayed.iter().any(|event| of_shop(&event)), "somebody forgotten is replayed");
+    assert!(!replayed.contains(&redact), "it asks to forget twice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kafka_producer_writes_a_window_again_and_marks_each_record() {
+    let story = Replaying::start(Cell::shared(), 4).await;
+    let kafka = story.cell.kafka().await;
+    kafka.topic(TOPIC, 2, &[]).await;
+    let producer = story.cell.kafka_producer(&kafka, &[]);
+    producer.ready().await;
+    // The consumer is new: it has settled what was before this one.
+    let live = Event { resource: 901, sequence: 1 };
+    let webhook = shop::webhook(1, "products/update", live);
+    assert_eq!(post(story.receiver.address(), &webhook).await.status, 200);
+    let topic = Topic::records(kafka.clients(), TOPIC, 2);
+    topic.reaches(1, SOON).await;
+    let is_freed = async || story.redis.stream_len("{spillway}:in").await == 0;
+    until("all consumers have settled it", SOON, is_freed).await;
+
+    story.told(&story.of_window(&["--consumer", "kafka", "--yes"])).await;
+    topic.reaches(1 + story.window.len(), SOON).await;
+    let replays = async || story.redis.stream_len("{spillway}:kafka:replays").await == 0;
+    until("all replays are settled", SOON, replays).await;
+    let records = topic.all();
+    assert_eq!(records.len(), 1 + story.window.len(), "some were written twice");
+    let replayed = records.iter().filter(|one| one.header("spillway-replayed") == Some("true"));
+    let event = |one: &Record| one.header("x-shopify-webhook-id").and_then(Event::of);
+    let replayed: BTreeSet<Event> = replayed.filter_map(event).collect();
+    assert_eq!(replayed, story.window);
+    assert!(story.replayed().is_empty(), "the backend gets nothing");
 }

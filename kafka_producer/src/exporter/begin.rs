@@ -14,7 +14,7 @@ use super::{DENIED_PAUSE, Exporter, ProducerSession, REDONE_OFTEN, Stop};
 use super::{controls, settling};
 use crate::fault::{Call, Fault, KafkaFailure, judge};
 use crate::link::Link;
-use crate::resume::{Committed, Gap, decide};
+use crate::resume::{Committed, Gap, decide, with_known_replay};
 
 /// Pause before Redis or Kafka is asked again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -35,6 +35,7 @@ pub(super) fn begin(exporter: &mut Exporter) -> Result<ProducerSession, Stop> {
     let kafka = ask(exporter, &mut link, Call::Look, Link::cursor)?;
     let (progress, span, controls) = progress(exporter)?;
     let (committed, gap) = decide(kafka, progress.cursor, &span);
+    let committed = with_known_replay(committed, progress.last_replay);
     if let Some(gap) = gap {
         tell(exporter, &gap);
     }

@@ -1,11 +1,31 @@
 #!lua
 -- Appends webhooks of a replay to the consumer's replays, and advances the record of the replay with them. Refused on a
 -- full Redis, like every append.
--- KEYS  1 record  2 shops that are left  3 replays
+-- Refused also if the redactions are others than those that the process knows: it may hold webhooks of people who are
+-- to be forgotten, or were.
+-- KEYS  1 record  2 shops that are left  3 replays  4 stream  5 redactions  6 times at which they were noted  7 forgotten
 -- ARGV  1 token of the feeding process  2 number of this step  3 id of the replay
 --       4 position after which webhooks are to be fed  5 webhooks that were passed over  6 now, in ms
+--       7 consumer  8 redactions that the process knows, as replay_fence.lua returns them
 --       then lists, each after its length:
 --       webhooks (pack, webhook id, shop)  left (shop, position of its next webhook; '' = nothing is left)
+-- True if the consumer has a cursor.
+local function is_registered(stream, consumer)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  if groups.err then return false end
+  for _, group in ipairs(groups) do
+    for i = 1, #group, 2 do
+      if group[i] == 'name' and group[i + 1] == consumer then return true end
+    end
+  end
+  return false
+end
+-- Changes with each note of a redaction and each record of a purge: see replay_fence.lua.
+local function fence(redactions, noted, forgotten)
+  local newest = redis.call('ZRANGE', noted, -1, -1)[1] or ''
+  local purge = redis.call('XREVRANGE', forgotten, '+', '-', 'COUNT', 1)[1]
+  return redis.call('HLEN', redactions) .. ' ' .. newest .. ' ' .. (purge and purge[1] or '')
+end
 local record = redis.call('HMGET', KEYS[1], 'owner', 'state', 'step', 'last')
 if not record[1] then return {'gone'} end
 local reply = {'fed'}
@@ -17,7 +37,9 @@ end
 if record[1] ~= ARGV[1] then return {'taken'} end
 if record[2] ~= 'running' then return {record[2]} end
 if tonumber(record[3]) + 1 ~= tonumber(ARGV[2]) then return {'older'} end
-local at = 7
+if not is_registered(KEYS[4], ARGV[7]) then return {'unregistered'} end
+if fence(KEYS[5], KEYS[6], KEYS[7]) ~= ARGV[8] then return {'redacted'} end
+local at = 9
 local function each(width, apply)
   local count = tonumber(ARGV[at])
   at = at + 1

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use redis::{Value, cmd};
+use redis::{RedisError, Value, cmd};
 use spillway_webhook::StreamId;
 
 use super::{Entry, StreamReader, scan, stream_id};
@@ -21,6 +21,8 @@ pub struct ConsumerProgress {
     pub done: HashMap<StreamId, Vec<u8>>,
     /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
     pub mark: Option<String>,
+    /// Id that was given out last in the stream of replays.
+    pub last_replay: StreamId,
 }
 
 /// Range of the main stream.
@@ -86,7 +88,20 @@ impl StreamReader {
             .query_async(connection)
             .await?;
         let done = done.into_iter().collect();
-        Ok(ConsumerProgress { cursor, through: through.unwrap_or(0), done, mark })
+        let last_replay = self.last_replay(connection).await?;
+        Ok(ConsumerProgress { cursor, through: through.unwrap_or(0), done, mark, last_replay })
+    }
+
+    async fn last_replay(&self, connection: &mut Connection) -> Result<StreamId, QueueError> {
+        let key = self.redis.keys.of(&self.consumer).replays();
+        let stream: Result<HashMap<String, Value>, RedisError> =
+            cmd("XINFO").arg("STREAM").arg(key).query_async(connection).await;
+        match stream {
+            Ok(stream) => stream_id(&text(stream.get("last-generated-id"))),
+            // There was no replay so far.
+            Err(error) if error.code() == Some("ERR") => Ok(StreamId::ZERO),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Mark of the last settlement, `<token>:<number>`; `None` before the first.

@@ -1,11 +1,11 @@
 //! Replays of archived webhooks: steps that are applied once, owners that change, and records that end.
 
-use spillway_queue::QueueError;
 use spillway_queue::consumers::forget;
 use spillway_queue::replay::{
-    FedWebhook, ReplayFeed, ReplayRefusal, ReplayState, ReplayStep, cancel, list,
+    FedWebhook, RECORDS_MAX, ReplayFeed, ReplayRefusal, ReplayState, ReplayStep, cancel, list,
 };
 use spillway_queue::settle::Settlement;
+use spillway_queue::{QueueError, redactions};
 use spillway_webhook::{Position, StreamId};
 
 use crate::consumer::{TestConsumer, webhook};
@@ -32,6 +32,7 @@ async fn started(http: &mut TestConsumer) -> ReplayFeed {
     let started = feed.start(&mut http.connection, "{}", at(0)).await;
     started.expect("redis answers").expect("it is new");
     feed.take(&mut http.connection).await.expect("redis answers").expect("it runs");
+    feed.note_redactions(&mut http.connection).await.expect("redis answers");
     feed
 }
 
@@ -73,6 +74,11 @@ async fn a_step_feeds_and_advances_once_and_is_taken_over_with_all_it_wrote() {
     assert_eq!(refused.expect("redis answers"), Err(ReplayRefusal::Taken));
     let refused = feed.finish(&mut http.connection).await.expect("redis answers");
     assert_eq!(refused, Err(ReplayRefusal::Taken));
+    let refused = feed.read_again(&mut http.connection).await.expect("redis answers");
+    assert_eq!(refused.err(), Some(ReplayRefusal::Taken));
+    let again = other.read_again(&mut http.connection).await.expect("redis answers");
+    assert_eq!(again.expect("it is the owner").0.step, 2);
+    other.note_redactions(&mut http.connection).await.expect("redis answers");
     let applied = other.apply(&mut http.connection, &step(&[6], Vec::new())).await;
     assert_eq!(applied.expect("redis answers").expect("it is the owner").len(), 1);
     assert_eq!(server.ids(REPLAYS).await.len(), 3);
@@ -102,6 +108,76 @@ async fn a_step_whose_reply_was_lost_is_not_applied_twice() {
     let _: u64 = server.command(&["HSET", &copy, "step", "0"]).await;
     let refused = again.apply(&mut http.connection, &step(&[3], Vec::new())).await;
     assert_eq!(refused.expect("redis answers"), Err(ReplayRefusal::Older));
+    let refused = again.finish(&mut http.connection).await.expect("redis answers");
+    assert_eq!(refused, Err(ReplayRefusal::Older), "not everything was fed");
+    let (record, _) =
+        again.read_again(&mut http.connection).await.expect("redis answers").expect("ours");
+    assert_eq!(record.step, 0);
+    again
+        .finish(&mut http.connection)
+        .await
+        .expect("redis answers")
+        .expect("it goes on from there");
+}
+
+#[tokio::test]
+async fn a_step_is_refused_once_somebody_else_is_to_be_forgotten_or_was() {
+    let server = Server::start(&[]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut feed = started(&mut http).await;
+    let first = step(&[1], Vec::new());
+    redactions::note(&http.redis, &mut http.connection, "http", webhook(7), b"pack")
+        .await
+        .expect("it is noted");
+    let refused = feed.apply(&mut http.connection, &first).await.expect("redis answers");
+    assert_eq!(refused, Err(ReplayRefusal::Redacted));
+    assert!(server.ids(REPLAYS).await.is_empty());
+    feed.note_redactions(&mut http.connection).await.expect("redis answers");
+    feed.apply(&mut http.connection, &first).await.expect("redis answers").expect("it is known");
+    redactions::record(&http.redis, &mut http.connection, "{}", Some(&[webhook(7)]))
+        .await
+        .expect("it is recorded");
+    let mut again = started(&mut http).await;
+    let refused = feed.apply(&mut http.connection, &step(&[2], Vec::new())).await;
+    assert_eq!(refused.expect("redis answers"), Err(ReplayRefusal::Redacted));
+    again.apply(&mut http.connection, &first).await.expect("redis answers").expect("it is known");
+}
+
+#[tokio::test]
+async fn records_that_ended_make_room_and_only_replays_that_run_are_too_many() {
+    let server = Server::start(&[]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut ended = Vec::new();
+    for _ in 0..RECORDS_MAX {
+        let mut feed = started(&mut http).await;
+        feed.finish(&mut http.connection).await.expect("redis answers").expect("ours");
+        ended.push(feed.id().to_owned());
+    }
+    for _ in 0..RECORDS_MAX {
+        started(&mut http).await;
+    }
+    let records = list(&http.redis, &mut http.connection, "http").await.expect("redis answers");
+    assert_eq!(records.len(), RECORDS_MAX);
+    assert!(records.iter().all(|record| record.state == ReplayState::Running));
+    let key = format!("{{spillway}}:http:replay:{}", ended[0]);
+    assert_eq!(server.command::<u64>(&["EXISTS", &key]).await, 0);
+    let mut feed = ReplayFeed::new(&http.redis, http.name);
+    let refused = feed.start(&mut http.connection, "{}", at(0)).await.expect("redis answers");
+    assert_eq!(refused, Err(ReplayRefusal::Many));
+}
+
+#[tokio::test]
+async fn a_consumer_that_is_gone_gets_no_replay() {
+    let server = Server::start(&[]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut feed = started(&mut http).await;
+    let stream = "{spillway}:in";
+    let _: u64 = server.command(&["XGROUP", "DESTROY", stream, "http"]).await;
+    let refused = feed.apply(&mut http.connection, &step(&[1], Vec::new())).await;
+    assert_eq!(refused.expect("redis answers"), Err(ReplayRefusal::Unregistered));
+    let mut feed = ReplayFeed::new(&http.redis, http.name);
+    let refused = feed.start(&mut http.connection, "{}", at(0)).await.expect("redis answers");
+    assert_eq!(refused, Err(ReplayRefusal::Unregistered));
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Decides which archived webhook is fed next. Pure: it knows no clock, no Redis and no archive.
 //!
 //! Webhooks are offered in the order of the archive. A shop has at most `per_shop` replays that are not settled. While
-//! it stands at that, its next webhooks are held in memory. If its oldest replay is not settled for 5 s, the shop is
+//! it stands at that, its next webhooks are held in memory. If none of its replays is settled for 5 s, the shop is
 //! stuck: its webhooks are left, from one position on, and a later pass over the archive offers them
 //! again. So a shop that fails stops no other one, and each shop keeps its order.
 //!
@@ -31,8 +31,8 @@ const SLOW_AFTER: Duration = Duration::from_secs(30);
 const STEP_MAX: usize = 64;
 /// Memory of these; one webhook may go beyond.
 const STEP_BYTES_MAX: usize = 4 << 20;
-/// Shops whose positions change in one step.
-const CHANGES_MAX: usize = 256;
+/// Shops whose positions change in one step. Few in the simulation, which has few shops.
+const CHANGES_MAX: usize = if cfg!(test) { 2 } else { 256 };
 
 /// Bounds of a replay.
 #[derive(Debug, Clone, Copy)]
@@ -110,11 +110,19 @@ pub(super) struct Feeder<T> {
     is_front_done: bool,
     held: HeldWebhooks<T>,
     open: OpenReplays,
-    step: Vec<(String, T)>,
-    step_bytes: usize,
+    step: OpenStep<T>,
     changed: BTreeSet<String>,
+    /// Shops whose positions are removed some time: nothing is left of them up to `after`.
+    served: BTreeSet<String>,
     /// Webhooks that may be fed until this is set again.
     budget: usize,
+}
+
+/// Webhooks that are fed with the next step.
+#[derive(Debug)]
+struct OpenStep<T> {
+    webhooks: Vec<(String, T)>,
+    bytes: usize,
 }
 
 /// Webhooks that wait in memory, of each shop all that were offered from its position in `left` on.
@@ -144,6 +152,12 @@ enum ShopRoom {
     Stuck,
 }
 
+impl<T> HeldWebhooks<T> {
+    fn has_room(&self, limits: &FeedLimits) -> bool {
+        self.count < limits.held && self.bytes < limits.held_bytes
+    }
+}
+
 impl<T> Feeder<T> {
     /// Goes on after `after`, with these shops left, and these replays open since now at the latest.
     pub(super) fn new(
@@ -162,9 +176,9 @@ impl<T> Feeder<T> {
             is_front_done: false,
             held: HeldWebhooks { shops: BTreeMap::new(), count: 0, bytes: 0 },
             open: OpenReplays::new(open, now),
-            step: Vec::new(),
-            step_bytes: 0,
+            step: OpenStep { webhooks: Vec::new(), bytes: 0 },
             changed: BTreeSet::new(),
+            served: BTreeSet::new(),
             budget: usize::MAX,
         }
     }
@@ -210,12 +224,17 @@ impl<T> Feeder<T> {
 
     /// True if the step should be written before more is offered.
     pub(super) fn is_step_due(&self) -> bool {
-        self.is_step_full() || self.changed.len() >= CHANGES_MAX
+        self.is_step_full() || self.changed.len() + self.served.len() >= CHANGES_MAX
+    }
+
+    /// True if nothing has to be written before the replay ends.
+    pub(super) fn is_written(&self) -> bool {
+        self.step.webhooks.is_empty() && self.changed.is_empty() && self.served.is_empty()
     }
 
     /// Number of webhooks of the step so far.
     pub(super) fn step_len(&self) -> usize {
-        self.step.len()
+        self.step.webhooks.len()
     }
 
     /// True if this pass has a use for a webhook of the shop at `position`.
@@ -266,6 +285,8 @@ impl<T> Feeder<T> {
         let room =
             if is_holding && !self.open.is_stuck(shop) { ShopRoom::Share } else { self.room(shop) };
         let is_new = !self.left.contains_key(shop);
+        // Those that are served have one in Redis, too, until a step removes it.
+        let positions = self.left.len() + self.served.len();
         match room {
             ShopRoom::Full => Offer::Wait,
             ShopRoom::Yes => {
@@ -275,10 +296,10 @@ impl<T> Feeder<T> {
                 self.feed(shop.to_owned(), payload(), bytes);
                 Offer::Taken
             }
-            ShopRoom::Share | ShopRoom::Stuck if is_new && self.left.len() >= self.limits.left => {
+            ShopRoom::Share | ShopRoom::Stuck if is_new && positions >= self.limits.left => {
                 Offer::EndPass
             }
-            ShopRoom::Share if !self.has_room_to_hold() => Offer::Wait,
+            ShopRoom::Share if !self.held.has_room(&self.limits) => Offer::Wait,
             ShopRoom::Share => {
                 if !is_holding {
                     self.set_left(shop, Some(position));
@@ -303,7 +324,7 @@ impl<T> Feeder<T> {
     /// Looks at the time, leaves shops that are stuck or too slow, and feeds what is held and has room now.
     pub(super) fn look(&mut self, now: Duration) {
         self.open.look(now);
-        let is_full = self.pass == FeedPass::Front && !self.has_room_to_hold();
+        let is_full = self.pass == FeedPass::Front && !self.held.has_room(&self.limits);
         let is_slow = |held: &VecDeque<HeldWebhook<T>>| {
             held.front().is_some_and(|first| now.saturating_sub(first.since) > SLOW_AFTER)
         };
@@ -331,9 +352,14 @@ impl<T> Feeder<T> {
             let next = self.left.get(&shop).copied();
             (shop, next)
         });
-        let left = left.collect();
-        self.step_bytes = 0;
-        FeedStep { after: self.after, webhooks: std::mem::take(&mut self.step), left }
+        let mut left: Vec<_> = left.collect();
+        // One script removes a bounded number of them. Those that remain for a while cost a later pass nothing.
+        while left.len() < CHANGES_MAX {
+            let Some(shop) = self.served.pop_first() else { break };
+            left.push((shop, None));
+        }
+        self.step.bytes = 0;
+        FeedStep { after: self.after, webhooks: std::mem::take(&mut self.step.webhooks), left }
     }
 
     /// Notes that a step was written: its webhooks have these ids.
@@ -346,8 +372,8 @@ impl<T> Feeder<T> {
     }
 
     /// Notes which replays are not settled, of those that [`Self::open_ids`] returned.
-    pub(super) fn on_unsettled(&mut self, unsettled: &HashSet<StreamId>) {
-        self.open.on_unsettled(unsettled);
+    pub(super) fn on_unsettled(&mut self, unsettled: &HashSet<StreamId>, now: Duration) {
+        self.open.on_unsettled(unsettled, now);
     }
 
     /// Ends the pass. `end` is the last position of the range if the first pass offered all of it.
@@ -363,7 +389,13 @@ impl<T> Feeder<T> {
             FeedPass::Again => {
                 let is_over = |shop: &&String| !self.passed_over.contains(*shop);
                 let over: Vec<String> = self.left.keys().filter(is_over).cloned().collect();
-                over.iter().for_each(|shop| self.set_left(shop, None));
+                for shop in over {
+                    self.left.remove(&shop);
+                    // One that the step changes is removed with it.
+                    if !self.changed.contains(&shop) {
+                        self.served.insert(shop);
+                    }
+                }
             }
             FeedPass::Between => {}
         }
@@ -400,11 +432,7 @@ impl<T> Feeder<T> {
     }
 
     fn is_step_full(&self) -> bool {
-        self.step.len() >= STEP_MAX || self.step_bytes >= STEP_BYTES_MAX
-    }
-
-    fn has_room_to_hold(&self) -> bool {
-        self.held.count < self.limits.held && self.held.bytes < self.limits.held_bytes
+        self.step.webhooks.len() >= STEP_MAX || self.step.bytes >= STEP_BYTES_MAX
     }
 
     fn set_left(&mut self, shop: &str, next: Option<Position>) {
@@ -412,14 +440,19 @@ impl<T> Feeder<T> {
             Some(next) => self.left.insert(shop.to_owned(), next),
             None => self.left.remove(shop),
         };
+        self.served.remove(shop);
         self.changed.insert(shop.to_owned());
     }
 
     fn feed(&mut self, shop: String, payload: T, bytes: usize) {
+        if self.served.remove(&shop) {
+            // A position that is still in Redis would be before this webhook.
+            self.changed.insert(shop.clone());
+        }
         self.open.add(&shop);
         self.budget = self.budget.saturating_sub(1);
-        self.step_bytes += bytes;
-        self.step.push((shop, payload));
+        self.step.bytes += bytes;
+        self.step.webhooks.push((shop, payload));
     }
 
     fn feed_held(&mut self, shop: &str) {

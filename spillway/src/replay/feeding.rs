@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use spillway_archive::StoreError;
+use spillway_queue::redactions;
 use spillway_queue::replay::{FedWebhook, ReplayFeed, ReplayRefusal, ReplayStep};
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::{Position, StreamId};
@@ -13,8 +15,10 @@ use tokio_util::sync::CancellationToken;
 use super::feeder::{FeedPass, FeedStep, Feeder, NextPass, Offer};
 use super::lanes::SkippedWebhooks;
 use super::link::RedisLink;
-use super::passes::PassReader;
+use super::passes::{PassReader, SkipCounts};
 use super::plan::ReplayPlan;
+use super::rate::RateBucket;
+use super::redacted::PendingPeople;
 use super::spec::ReplaySpec;
 use crate::archive::OpenArchive;
 use crate::failure::Failure;
@@ -33,6 +37,10 @@ const LOOKED_AT: usize = 256;
 const PASS_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Webhooks that make a later pass worth it.
 const PASS_WORTH: u64 = 1_000;
+/// Time between two counts of the stream of replays.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+/// Steps that may fail in a row because an object is gone.
+const GONE_MAX: u32 = 5;
 /// Time without progress after which the end of what is under way is not waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -43,6 +51,7 @@ pub(super) struct Feeding {
     feed: ReplayFeed,
     link: RedisLink,
     clock: FeedClock,
+    rate: RateBucket,
     tally: FeedTally,
     progress: Progress,
 }
@@ -51,6 +60,8 @@ pub(super) struct Feeding {
 struct FeedClock {
     began: Instant,
     written: Instant,
+    /// Time of the last count of the stream of replays.
+    counted: Option<Instant>,
     pause: Duration,
     /// Time before the next pass that is not the first one.
     pass_pause: Duration,
@@ -61,11 +72,16 @@ struct FeedClock {
 struct FeedTally {
     /// Webhooks that were fed, by all processes.
     fed: u64,
-    /// Those that this process fed.
-    fed_here: u64,
     /// Those that were fed when this pass began.
     fed_before_pass: u64,
+    /// Webhooks that were passed over, by all processes.
     skipped: u64,
+    /// Those that this process passed over.
+    skipped_here: SkipCounts,
+    /// Replays in the stream that are not of this replay.
+    foreign: u64,
+    /// Objects that were gone since the last step.
+    gone: u32,
     after_written: Position,
 }
 
@@ -74,6 +90,8 @@ enum FeedEnd {
     Done,
     Stopped,
     Refused(ReplayRefusal),
+    /// An object is not there any more.
+    Gone(StoreError),
 }
 
 impl Feeding {
@@ -84,12 +102,15 @@ impl Feeding {
         mut feed: ReplayFeed,
         spec: ReplaySpec,
         plan: ReplayPlan,
-        skips: SkippedWebhooks,
+        mut skips: SkippedWebhooks,
     ) -> Result<Self, Failure> {
+        plan.tell_gaps(&ReplayPlan::default(), spec.after);
+        skips.people = people(&mut link, &mut feed).await?;
         let taken = link.patiently(async |connection| feed.take(connection).await).await?;
         let (record, left) = taken.map_err(|refusal| Failure::Failed(refusal.to_string()))?;
         let open = link.patiently(async |connection| feed.open(connection).await).await?;
         let feeder = Feeder::new(spec.limits(), record.after, left, open, Duration::ZERO);
+        let rate = RateBucket::new(spec.pace.rate, Duration::ZERO);
         let now = Instant::now();
         Ok(Self {
             reader: PassReader::new(archive, spec, plan, skips, record.after),
@@ -99,9 +120,11 @@ impl Feeding {
             clock: FeedClock {
                 began: now,
                 written: now,
+                counted: None,
                 pause: PAUSE.0,
                 pass_pause: Duration::ZERO,
             },
+            rate,
             tally: FeedTally {
                 fed: record.fed,
                 skipped: record.skipped,
@@ -123,51 +146,114 @@ impl Feeding {
             Ok(FeedEnd::Done) => {}
             Ok(FeedEnd::Stopped) => return Err(Failure::Failed(format!("stopped; {go_on}"))),
             Ok(FeedEnd::Refused(refusal)) => return Err(Failure::Failed(refusal.to_string())),
+            Ok(FeedEnd::Gone(error)) => {
+                eprintln!("spillway: the replay has not ended; {go_on}");
+                return Err(error.into());
+            }
             Err(failure) => {
                 eprintln!("spillway: the replay has not ended; {go_on}");
                 return Err(failure);
             }
         }
-        let feed = &mut self.feed;
-        let ended = self.link.patiently(async |connection| feed.finish(connection).await).await?;
-        ended.map_err(|refusal| Failure::Failed(refusal.to_string()))?;
         self.wait_for_last(&stop).await?;
         self.tell(output)
     }
 
+    /// Feeds everything. Begins again from the record if what is in memory is not to be fed any more.
     async fn feed_all(&mut self, stop: &CancellationToken) -> Result<FeedEnd, Failure> {
         self.look().await?;
         loop {
-            if stop.is_cancelled() {
-                let refusal = self.write().await?;
-                return Ok(refusal.map_or(FeedEnd::Stopped, FeedEnd::Refused));
-            }
-            self.tell_progress();
-            let offer = match self.feeder.pass() {
-                FeedPass::Between => Offer::EndPass,
-                FeedPass::Front | FeedPass::Again => {
-                    self.reader.offer(&mut self.feeder, self.clock.now()).await?
+            let Some(end) = self.turn(stop).await? else { continue };
+            match end {
+                FeedEnd::Refused(ReplayRefusal::Redacted) => {}
+                FeedEnd::Refused(ReplayRefusal::Older) => {
+                    eprintln!(
+                        "spillway: redis came back with older data than it had confirmed: going on from that"
+                    );
                 }
-            };
-            if offer != Offer::Taken || self.is_write_due() {
-                if let Some(refusal) = self.write().await? {
-                    return Ok(FeedEnd::Refused(refusal));
-                }
-                self.look().await?;
+                FeedEnd::Gone(_) if self.tally.gone < GONE_MAX => self.tally.gone += 1,
+                end => return Ok(end),
             }
-            match offer {
-                Offer::Taken => {}
-                Offer::Wait => self.wait(stop).await,
-                Offer::EndPass => match self.next_pass() {
-                    NextPass::Wait => self.wait(stop).await,
-                    NextPass::Read { from } => self.begin_pass(from, stop).await?,
-                    NextPass::Done => {
-                        let refusal = self.write().await?;
-                        return Ok(refusal.map_or(FeedEnd::Done, FeedEnd::Refused));
-                    }
-                },
+            if let Some(end) = self.begin_again().await? {
+                return Ok(end);
             }
         }
+    }
+
+    /// Offers one webhook, and writes or waits if that is due. Returns the end, if it is one.
+    async fn turn(&mut self, stop: &CancellationToken) -> Result<Option<FeedEnd>, Failure> {
+        if stop.is_cancelled() {
+            let refusal = self.write().await?;
+            return Ok(Some(refusal.map_or(FeedEnd::Stopped, FeedEnd::Refused)));
+        }
+        self.tell_progress();
+        let offer = match self.feeder.pass() {
+            FeedPass::Between => Ok(Offer::EndPass),
+            FeedPass::Front | FeedPass::Again => {
+                self.reader.offer(&mut self.feeder, self.clock.now()).await
+            }
+        };
+        let offer = match offer {
+            Err(error @ StoreError::Missing(_)) => return Ok(Some(FeedEnd::Gone(error))),
+            offer => offer?,
+        };
+        if offer != Offer::Taken || self.is_write_due() {
+            if let Some(refusal) = self.write().await? {
+                return Ok(Some(FeedEnd::Refused(refusal)));
+            }
+            self.look().await?;
+        }
+        match offer {
+            Offer::Taken => {}
+            Offer::Wait => self.wait(stop).await,
+            Offer::EndPass => match self.next_pass() {
+                NextPass::Wait => self.wait(stop).await,
+                NextPass::Read { from } => match self.begin_pass(from, stop).await {
+                    Err(error @ StoreError::Missing(_)) => return Ok(Some(FeedEnd::Gone(error))),
+                    begun => begun?,
+                },
+                NextPass::Done => return self.finish().await.map(Some),
+            },
+        }
+        Ok(None)
+    }
+
+    /// Writes what is left, and ends the replay.
+    async fn finish(&mut self) -> Result<FeedEnd, Failure> {
+        loop {
+            if let Some(refusal) = self.write().await? {
+                return Ok(FeedEnd::Refused(refusal));
+            }
+            if self.feeder.is_written() {
+                break;
+            }
+        }
+        let feed = &mut self.feed;
+        let ended = self.link.patiently(async |connection| feed.finish(connection).await).await?;
+        Ok(ended.map_or_else(FeedEnd::Refused, |()| FeedEnd::Done))
+    }
+
+    /// Drops what is in memory, and begins again from the record: as a process does that resumes the replay.
+    async fn begin_again(&mut self) -> Result<Option<FeedEnd>, Failure> {
+        let people = people(&mut self.link, &mut self.feed).await?;
+        let feed = &mut self.feed;
+        let read =
+            self.link.patiently(async |connection| feed.read_again(connection).await).await?;
+        let (record, left) = match read {
+            Ok(read) => read,
+            Err(refusal) => return Ok(Some(FeedEnd::Refused(refusal))),
+        };
+        let feed = &self.feed;
+        let open = self.link.patiently(async |connection| feed.open(connection).await).await?;
+        let limits = self.reader.spec().limits();
+        self.feeder = Feeder::new(limits, record.after, left, open, self.clock.now());
+        self.reader.begin_again(record.after, people).await?;
+        self.tally.fed = record.fed;
+        self.tally.skipped = record.skipped;
+        self.tally.after_written = record.after;
+        self.tally.fed_before_pass = self.tally.fed_before_pass.min(record.fed);
+        self.look().await?;
+        Ok(None)
     }
 
     fn is_write_due(&self) -> bool {
@@ -182,12 +268,12 @@ impl Feeding {
         self.clock.written = Instant::now();
         let FeedStep { after, webhooks, left } = self.feeder.take_step();
         let skipped = self.reader.take_skipped();
-        let is_new = after != self.tally.after_written || skipped > 0 || !left.is_empty();
+        let is_new = after != self.tally.after_written || skipped.sum() > 0 || !left.is_empty();
         if webhooks.is_empty() && !is_new {
             return Ok(None);
         }
         let (shops, webhooks): (Vec<_>, Vec<_>) = webhooks.into_iter().unzip();
-        let step = ReplayStep { after, webhooks, left, skipped };
+        let step = ReplayStep { after, webhooks, left, skipped: skipped.sum() };
         let feed = &mut self.feed;
         let applied =
             self.link.patiently(async |connection| feed.apply(connection, &step).await).await?;
@@ -197,8 +283,10 @@ impl Feeding {
         };
         let fed = ids.len() as u64;
         self.tally.fed += fed;
-        self.tally.fed_here += fed;
-        self.tally.skipped += skipped;
+        self.rate.take(fed);
+        self.tally.skipped += skipped.sum();
+        self.tally.skipped_here.add(skipped);
+        self.tally.gone = 0;
         self.tally.after_written = after;
         self.feeder.on_written(shops.into_iter().zip(ids), self.clock.now());
         if fed > 0 {
@@ -218,19 +306,25 @@ impl Feeding {
             if unsettled.len() < ids.len() {
                 self.clock.pause = PAUSE.0;
             }
-            self.feeder.on_unsettled(&unsettled);
+            self.feeder.on_unsettled(&unsettled, self.clock.now());
         }
-        self.feeder.set_budget(self.budget());
+        self.count_foreign().await?;
+        let due = self.rate.due(self.clock.now());
+        self.feeder.set_budget(due.saturating_sub(self.feeder.step_len()));
         self.feeder.look(self.clock.now());
         Ok(())
     }
 
-    /// Webhooks that may be fed now without going faster than `--rate`.
-    fn budget(&self) -> usize {
-        let Some(rate) = self.reader.spec().pace.rate else { return usize::MAX };
-        let due = self.clock.began.elapsed().as_millis() * u128::from(rate) / 1000;
-        let due = due.saturating_add(1).saturating_sub(u128::from(self.tally.fed_here));
-        usize::try_from(due).unwrap_or(usize::MAX).saturating_sub(self.feeder.step_len())
+    /// Counts the replays that the consumer has beside these, now and then.
+    async fn count_foreign(&mut self) -> Result<(), Failure> {
+        if self.clock.counted.is_some_and(|counted| counted.elapsed() < COUNT_EVERY) {
+            return Ok(());
+        }
+        let feed = &self.feed;
+        let all = self.link.patiently(async |connection| feed.count(connection).await).await?;
+        self.tally.foreign = all.saturating_sub(self.feeder.open_ids().len() as u64);
+        self.clock.counted = Some(Instant::now());
+        Ok(())
     }
 
     fn next_pass(&mut self) -> NextPass {
@@ -244,7 +338,7 @@ impl Feeding {
         &mut self,
         from: Position,
         stop: &CancellationToken,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), StoreError> {
         if self.feeder.pass() == FeedPass::Again {
             let is_worth_it = self.tally.fed - self.tally.fed_before_pass >= PASS_WORTH;
             let pause = if is_worth_it { Duration::ZERO } else { self.clock.pass_pause };
@@ -255,7 +349,7 @@ impl Feeding {
             }
         }
         self.tally.fed_before_pass = self.tally.fed;
-        Ok(self.reader.begin(from, &self.feeder).await?)
+        self.reader.begin(from, &self.feeder).await
     }
 
     /// Waits until it is worth to look again. What was held and is fed now does not wait.
@@ -303,18 +397,24 @@ impl Feeding {
             };
             let at = rfc3339(feeder.after().ms);
             let open = feeder.open_ids().len();
-            format!("fed {} up to {at}, {open} under way{left}{waits}", tally.fed)
+            let foreign = match tally.foreign {
+                0 => String::new(),
+                foreign => format!(", beside {foreign} of dead letters or other replays"),
+            };
+            format!("fed {} up to {at}, {open} under way{foreign}{left}{waits}", tally.fed)
         });
     }
 
     fn tell(&self, output: OutputArgs) -> Result<(), Failure> {
-        let FeedTally { fed, skipped, .. } = &self.tally;
+        let FeedTally { fed, skipped, skipped_here, .. } = &self.tally;
+        let SkipCounts { redacted, kept_back, .. } = *skipped_here;
         let (needed, read) = self.reader.objects();
         let open = self.feeder.open_ids().len();
         let corrupt = self.reader.corrupt();
         if output.is_json() {
             return Ok(line(json!({
                 "replay": self.feed.id(), "dry_run": false, "fed": fed, "skipped": skipped,
+                "redacted": redacted, "kept_back": kept_back,
                 "under_way": open, "objects": needed, "objects_read": read,
                 "corrupt_packs": corrupt,
             }))?);
@@ -322,7 +422,16 @@ impl Feeding {
         let mut told = format!("fed {}", count(*fed, "webhook"));
         if *skipped > 0 {
             told.push_str(&format!(
-                "; passed over {skipped} that the consumer does not deliver, that still wait, or that were erased"
+                "; passed over {skipped} that the consumer does not deliver, that still wait, that were erased, or that \
+                 are left out"
+            ));
+        }
+        if redacted > 0 {
+            told.push_str(&format!("; {redacted} of them of people who are to be forgotten"));
+        }
+        if kept_back > 0 {
+            told.push_str(&format!(
+                "; {kept_back} of them of a compliance topic or app/uninstalled, which --topic or --force replays"
             ));
         }
         if open > 0 {
@@ -339,6 +448,15 @@ impl FeedClock {
     fn now(&self) -> Duration {
         self.began.elapsed()
     }
+}
+
+/// Reads who is to be forgotten. The feed notes it first, so that a later redaction has a step refused.
+async fn people(link: &mut RedisLink, feed: &mut ReplayFeed) -> Result<PendingPeople, Failure> {
+    link.patiently(async |connection| feed.note_redactions(connection).await).await?;
+    let redis = link.redis().clone();
+    let pending =
+        link.patiently(async |connection| redactions::pending(&redis, connection).await).await?;
+    Ok(PendingPeople::of(&pending))
 }
 
 /// Token that SIGINT and SIGTERM cancel.

@@ -7,6 +7,7 @@ use spillway_queue::controls::Filter;
 use spillway_webhook::{ConsumerFilter, StreamId};
 
 use super::delivered::DeliveredWebhooks;
+use super::redacted::PendingPeople;
 use super::spec::ReplaySpec;
 use crate::failure::Failure;
 use crate::place::CellArgs;
@@ -22,6 +23,8 @@ pub(super) struct SkippedWebhooks {
     pub filter: ConsumerFilter,
     /// Entry and index of what still waits.
     pub waiting: HashSet<(StreamId, u32)>,
+    /// People who are to be forgotten.
+    pub people: PendingPeople,
 }
 
 impl DeliveredWebhooks {
@@ -31,7 +34,7 @@ impl DeliveredWebhooks {
         place: &CellArgs,
         spec: &ReplaySpec,
     ) -> Result<SkippedWebhooks, Failure> {
-        let mut skips = SkippedWebhooks { filter: self.filter, waiting: HashSet::new() };
+        let mut skips = SkippedWebhooks { filter: self.filter, ..SkippedWebhooks::default() };
         if spec.cell != self.cell {
             return Ok(skips);
         }

@@ -35,23 +35,29 @@ impl RedisLink {
         mut ask: impl AsyncFnMut(&mut Connection) -> Result<T, QueueError>,
     ) -> Result<T, Failure> {
         loop {
-            let error = match self.connected().await {
+            let (error, is_passing) = match self.connected().await {
                 Ok(mut connection) => match ask(&mut connection).await {
                     Ok(answer) => {
                         self.connection = Some(connection);
                         self.tell_back();
                         return Ok(answer);
                     }
-                    Err(error) => error,
+                    Err(error) => {
+                        let is_passing = error.is_passing();
+                        (error, is_passing)
+                    }
                 },
-                Err(error) => error,
-            };
-            match &error {
-                QueueError::Unreachable(_) | QueueError::Loading | QueueError::Full(_) => {
-                    self.tell_away(&error);
+                // During a failover, Sentinels name none, or one that is no master yet.
+                Err(error) => {
+                    let is_passing = matches!(error, QueueError::Unexpected(_));
+                    let is_passing = is_passing || error.is_passing();
+                    (error, is_passing)
                 }
-                _ => return Err(error.into()),
+            };
+            if !is_passing {
+                return Err(error.into());
             }
+            self.tell_away(&error);
             tokio::time::sleep(RETRY_EVERY).await;
         }
     }

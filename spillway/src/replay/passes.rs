@@ -12,12 +12,24 @@ use spillway_webhook::Position;
 use super::feeder::{FeedPass, Feeder, Offer};
 use super::lanes::SkippedWebhooks;
 use super::plan::ReplayPlan;
+use super::redacted::PendingPeople;
 use super::source::{SkipReason, SourceWebhook, WebhookSource};
 use super::spec::ReplaySpec;
 use crate::archive::OpenArchive;
 
 /// Time between two tries while the archive does not answer.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
+
+/// Webhooks that are not fed, by reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct SkipCounts {
+    /// Those that the consumer does not deliver, that still wait there, or that were erased.
+    pub not_for_consumer: u64,
+    /// Those of people who are to be forgotten.
+    pub redacted: u64,
+    /// Those of topics that are replayed only if they are named.
+    pub kept_back: u64,
+}
 
 /// Reads the archive, pass by pass.
 pub(super) struct PassReader {
@@ -34,7 +46,30 @@ pub(super) struct PassReader {
     /// Packs that cannot be decoded, as far as the first pass met them.
     corrupt: u64,
     /// Webhooks that were passed over since the last step.
-    skipped: u64,
+    skipped: SkipCounts,
+}
+
+impl SkipCounts {
+    /// All of them.
+    pub(super) fn sum(&self) -> u64 {
+        self.not_for_consumer + self.redacted + self.kept_back
+    }
+
+    /// Adds others.
+    pub(super) fn add(&mut self, other: Self) {
+        self.not_for_consumer += other.not_for_consumer;
+        self.redacted += other.redacted;
+        self.kept_back += other.kept_back;
+    }
+
+    fn count(&mut self, reason: SkipReason) {
+        match reason {
+            SkipReason::NotMeant => {}
+            SkipReason::NotForConsumer => self.not_for_consumer += 1,
+            SkipReason::Redacted => self.redacted += 1,
+            SkipReason::KeptBack => self.kept_back += 1,
+        }
+    }
 }
 
 impl PassReader {
@@ -61,7 +96,7 @@ impl PassReader {
             is_over: false,
             read_before: 0,
             corrupt: 0,
-            skipped: 0,
+            skipped: SkipCounts::default(),
         }
     }
 
@@ -87,8 +122,32 @@ impl PassReader {
     }
 
     /// Returns the number of webhooks that were passed over since the last call.
-    pub(super) fn take_skipped(&mut self) -> u64 {
+    pub(super) fn take_skipped(&mut self) -> SkipCounts {
         std::mem::take(&mut self.skipped)
+    }
+
+    /// Begins the first pass again after a position, with what the archive holds now. Nothing that was read stays.
+    pub(super) async fn begin_again(
+        &mut self,
+        after: Position,
+        people: PendingPeople,
+    ) -> Result<(), StoreError> {
+        let Self { store, keys, spec, .. } = &*self;
+        let plan = patiently(async || ReplayPlan::new(store, keys, spec).await).await?;
+        plan.tell_gaps(&self.plan, after.entry());
+        self.plan = plan;
+        self.skips.people = people;
+        self.skipped = SkipCounts::default();
+        self.begin_at(self.plan.objects.clone(), after);
+        Ok(())
+    }
+
+    fn begin_at(&mut self, objects: Vec<ListedObject>, from: Position) {
+        self.read_before += self.source.objects_read();
+        self.corrupt = self.corrupt();
+        self.source = WebhookSource::new(&self.store, &self.keys, objects, &self.spec, from);
+        self.next = None;
+        self.is_over = false;
     }
 
     /// Begins a pass at a position. A later one reads only objects that may hold webhooks of shops that are left.
@@ -102,11 +161,7 @@ impl PassReader {
         if feeder.pass() == FeedPass::Again {
             objects = self.with_shops_left(objects, feeder).await?;
         }
-        self.read_before += self.source.objects_read();
-        self.corrupt = self.corrupt();
-        self.source = WebhookSource::new(&self.store, &self.keys, objects, &self.spec, from);
-        self.next = None;
-        self.is_over = false;
+        self.begin_at(objects, from);
         Ok(())
     }
 
@@ -125,8 +180,9 @@ impl PassReader {
         }
         let Some(webhook) = self.next.take() else { return Ok(Offer::Taken) };
         if let Some(reason) = webhook.skip {
-            let is_first = feeder.pass_by(webhook.position);
-            self.skipped += u64::from(is_first && reason == SkipReason::NotForConsumer);
+            if feeder.pass_by(webhook.position) {
+                self.skipped.count(reason);
+            }
             return Ok(Offer::Taken);
         }
         let source = &mut self.source;
@@ -149,7 +205,7 @@ impl PassReader {
     ) -> Result<Vec<ListedObject>, StoreError> {
         let mut found = Vec::new();
         for object in objects {
-            let tail = self.store.tail(&object, &self.keys).await?;
+            let tail = patiently(async || self.store.tail(&object, &self.keys).await).await?;
             if tail.index.shops.may_hold(|label| feeder.is_left(label)) {
                 found.push(object);
             }
@@ -157,20 +213,28 @@ impl PassReader {
         Ok(found)
     }
 
-    /// Goes to the next pack. While the archive does not answer, asks again.
+    /// Goes to the next pack.
     async fn go_on(&mut self) -> Result<bool, StoreError> {
-        let mut is_away = false;
-        loop {
-            match self.source.go_on().await {
-                Err(error @ StoreError::Unavailable(_)) => {
-                    if !is_away {
-                        eprintln!("spillway: {}: waiting for it", chain(&error));
-                    }
-                    is_away = true;
-                    tokio::time::sleep(RETRY_EVERY).await;
+        let source = &mut self.source;
+        patiently(async || source.go_on().await).await
+    }
+}
+
+/// Asks the archive until it answers.
+async fn patiently<T>(
+    mut ask: impl AsyncFnMut() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let mut is_away = false;
+    loop {
+        match ask().await {
+            Err(error @ StoreError::Unavailable(_)) => {
+                if !is_away {
+                    eprintln!("spillway: {}: waiting for it", chain(&error));
                 }
-                answer => return answer,
+                is_away = true;
+                tokio::time::sleep(RETRY_EVERY).await;
             }
+            answer => return answer,
         }
     }
 }

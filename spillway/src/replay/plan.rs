@@ -1,20 +1,28 @@
-//! Objects that may hold what is replayed. Their names and indexes say so; no object is read whole.
+//! Objects that may hold what is replayed. Their indexes say so; no object is read whole.
+
+use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use spillway_archive::bloom::{resource_hash, webhook_id_hash};
+use spillway_archive::chain::{ChainCheck, MissingEntries};
 use spillway_archive::index::{LabelCounts, ObjectIndex};
-use spillway_archive::{ListedObject, StoreError};
+use spillway_archive::keys::KeyRing;
+use spillway_archive::{ArchiveStore, ListedObject, StoreError};
 use spillway_queue::controls::Filter;
+use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::shopify::is_topic_match;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::spec::ReplaySpec;
-use crate::archive::OpenArchive;
 use crate::out::{count, size};
 
 /// Indexes that are read at once.
 const AT_ONCE: usize = 8;
+/// Listings after which an object that is gone each time is an error.
+const LISTINGS_MAX: u32 = 4;
+/// Time between two of them.
+const LIST_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Objects that may hold what is replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,6 +35,8 @@ pub(super) struct ReplayPlan {
     pub webhooks: u64,
     /// True if there are exactly so many, as far as the consumer delivers all of them.
     pub is_exact: bool,
+    /// Entries of the range that are in no object, although later ones are.
+    pub gaps: Vec<MissingEntries>,
 }
 
 /// Webhooks of an object that match.
@@ -41,17 +51,42 @@ impl ReplayPlan {
     ///
     /// # Errors
     /// [`StoreError`], also for an object whose index cannot be read.
-    pub(super) async fn new(archive: &OpenArchive, spec: &ReplaySpec) -> Result<Self, StoreError> {
-        let mut listed = archive.store.objects_from(spec.cell, spec.after.next()).await?;
+    pub(super) async fn new(
+        store: &ArchiveStore,
+        keys: &KeyRing,
+        spec: &ReplaySpec,
+    ) -> Result<Self, StoreError> {
+        for _ in 1..LISTINGS_MAX {
+            match Self::listed(store, keys, spec).await {
+                // An object was deleted since it was listed: it was replaced, or is as old as that.
+                Err(StoreError::Missing(_)) => tokio::time::sleep(LIST_AGAIN_AFTER).await,
+                answer => return answer,
+            }
+        }
+        Self::listed(store, keys, spec).await
+    }
+
+    async fn listed(
+        store: &ArchiveStore,
+        keys: &KeyRing,
+        spec: &ReplaySpec,
+    ) -> Result<Self, StoreError> {
+        let mut listed = store.objects_from(spec.cell, spec.after.next()).await?;
         listed.retain(|object| object.name.first <= spec.through);
         let looks = stream::iter(listed).map(|object: ListedObject| async move {
-            let matches = Self::look(archive, spec, &object).await?;
-            Ok::<_, StoreError>((object, matches))
+            let tail = store.tail(&object, keys).await?;
+            let name = &object.name;
+            let is_whole = name.first > spec.after && name.last <= spec.through;
+            Ok::<_, StoreError>((object, tail.header.after, matches(&tail.index, spec, is_whole)))
         });
         let looked: Vec<_> = looks.buffered(AT_ONCE).try_collect().await?;
         let mut plan = Self { is_exact: true, ..Self::default() };
         let mut last: Option<StreamId> = None;
-        for (object, matches) in looked {
+        let mut chain = ChainCheck::default();
+        // The first object has to begin with the range.
+        chain.add(spec.after, spec.after);
+        for (object, after, matches) in looked {
+            plan.gaps.extend(chain.add(after, object.name.last));
             if matches.webhooks == 0 {
                 continue;
             }
@@ -79,27 +114,31 @@ impl ReplayPlan {
 
     /// The plan as JSON.
     pub(super) fn json(&self) -> Value {
+        let gap = |gap: &MissingEntries| json!({ "after": gap.after.to_string(), "through": gap.through.to_string() });
+        let gaps: Vec<Value> = self.gaps.iter().map(gap).collect();
         json!({
             "objects": self.objects.len(),
             "bytes": self.bytes,
             "webhooks_at_most": self.webhooks,
             "is_exact": self.is_exact,
+            "gaps": gaps,
         })
     }
 
-    /// Counts the matching webhooks of an object. The name is enough if the whole object is meant.
-    async fn look(
-        archive: &OpenArchive,
-        spec: &ReplaySpec,
-        object: &ListedObject,
-    ) -> Result<ObjectMatches, StoreError> {
-        let name = &object.name;
-        let is_whole = name.first > spec.after && name.last <= spec.through;
-        if is_whole && spec.filter.is_empty() {
-            return Ok(ObjectMatches { webhooks: name.webhooks, is_exact: true });
+    /// Says which entries are missing, as far as `before` did not know it, and they are after a position.
+    pub(super) fn tell_gaps(&self, before: &Self, after: StreamId) {
+        for gap in &self.gaps {
+            if gap.through > after && !before.gaps.contains(gap) {
+                eprintln!(
+                    "spillway: the archive has a gap: what was stored after {} ({}) and up to {} ({}) is in no \
+                     object, and is not replayed",
+                    rfc3339(gap.after.ms),
+                    gap.after,
+                    rfc3339(gap.through.ms),
+                    gap.through
+                );
+            }
         }
-        let tail = archive.store.tail(object, &archive.keys).await?;
-        Ok(matches(&tail.index, spec, is_whole))
     }
 }
 
@@ -138,6 +177,15 @@ fn matches(index: &ObjectIndex, spec: &ReplaySpec, is_whole: bool) -> ObjectMatc
         true => is_counted && is_whole && is_one_label && is_complete,
         false => is_counted,
     };
+    // Topics that are left out: their number is known if nothing else limits the count.
+    let kept_back = counted(&index.topics, |label| {
+        spec.keeps_back(label) && topic.as_ref().is_none_or(|topic| is_topic_match(topic, label))
+    });
+    let is_known = is_counted && is_whole && shop.is_none() && kept_back < u64::MAX;
+    if is_known {
+        most = most.saturating_sub(kept_back);
+    }
+    let is_exact = is_exact && (is_known || kept_back == 0);
     ObjectMatches { webhooks: most, is_exact }
 }
 

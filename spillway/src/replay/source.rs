@@ -55,6 +55,10 @@ pub(super) enum SkipReason {
     NotMeant,
     /// The consumer does not deliver it, it still waits there, or it was erased.
     NotForConsumer,
+    /// Its topic is replayed only if it is named.
+    KeptBack,
+    /// Somebody in it is to be forgotten.
+    Redacted,
 }
 
 impl WebhookSource {
@@ -122,6 +126,10 @@ impl WebhookSource {
             Some(SkipReason::NotForConsumer)
         } else if !met.is_meant(&spec.filter) {
             Some(SkipReason::NotMeant)
+        } else if spec.keeps_back(met.topic().as_bytes()) {
+            Some(SkipReason::KeptBack)
+        } else if skips.people.is_meant(Position::new(open.entry, index), &view) {
+            Some(SkipReason::Redacted)
         } else {
             let is_for_consumer = skips.filter.matches(&RoutingFacts::of(view.target, &view));
             let waits = skips.waiting.contains(&(open.entry, index));

@@ -4,13 +4,14 @@ use clap::Args;
 use serde_json::{Value, json};
 use spillway_queue::controls::Filter;
 use spillway_webhook::freshness::rfc3339;
+use spillway_webhook::shopify::is_compliance;
 use spillway_webhook::{Position, StreamId};
 
 use super::delivered::DeliveredWebhooks;
 use super::feeder::FeedLimits;
 use crate::archive::OpenArchive;
 use crate::failure::Failure;
-use crate::filter::{FilterArguments, moment_ms};
+use crate::filter::{FILTERS, FilterArguments, moment_ms};
 use crate::out::now_ms;
 
 /// Replays that are not settled, of stuck shops too, for each of `--at-once`. With it, 32 shops may be stuck.
@@ -23,6 +24,9 @@ const HELD_MAX: usize = 4096;
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// Shops that are left for a later pass. Each takes about 100 bytes here and in Redis.
 const LEFT_MAX: usize = 100_000;
+
+/// Topic that ends what an app has with a shop. A second one may end what began since then.
+const UNINSTALLED: &[u8] = b"app/uninstalled";
 
 /// Flags of a new replay.
 #[derive(Debug, Args)]
@@ -37,6 +41,9 @@ pub(super) struct StartArguments {
 
     #[command(flatten)]
     which: FilterArguments,
+
+    #[command(flatten)]
+    breadth: ReplayBreadth,
 
     /// Cell that received the webhooks, 8 hexadecimal digits, if it is not the one of this Redis
     #[arg(long)]
@@ -59,6 +66,18 @@ pub(super) struct StartArguments {
     yes: bool,
 }
 
+/// Flags that widen a replay.
+#[derive(Debug, Clone, Copy, Default, Args)]
+struct ReplayBreadth {
+    /// Replay all of them if no filter is given
+    #[arg(long)]
+    all: bool,
+
+    /// Also replay those of the compliance topics and of app/uninstalled, which are left out unless --topic names them
+    #[arg(long)]
+    force: bool,
+}
+
 /// Flags of a new replay, after their values were checked.
 #[derive(Debug)]
 pub(super) struct AskedReplay {
@@ -66,6 +85,7 @@ pub(super) struct AskedReplay {
     to_ms: u64,
     cell: Option<u32>,
     filter: Filter,
+    force: bool,
     pace: ReplayPace,
 }
 
@@ -89,6 +109,8 @@ pub(super) struct ReplaySpec {
     pub through: StreamId,
     /// Webhooks that are meant.
     pub filter: Filter,
+    /// True if topics are not left out that are not named.
+    pub force: bool,
     /// Speed.
     pub pace: ReplayPace,
 }
@@ -96,10 +118,12 @@ pub(super) struct ReplaySpec {
 impl StartArguments {
     /// True if no flag is given.
     pub(super) fn is_empty(&self) -> bool {
-        let Self { from, to, which, cell, rate, at_once, dry_run, yes } = self;
+        let Self { from, to, which, breadth, cell, rate, at_once, dry_run, yes } = self;
         let has_value = from.is_some() || to.is_some() || cell.is_some();
         let has_pace = rate.is_some() || at_once.is_some();
-        !has_value && !has_pace && !dry_run && !yes && which.clone().filter().is_empty()
+        let ReplayBreadth { all, force } = breadth;
+        let has_switch = *dry_run || *yes || *all || *force;
+        !has_value && !has_pace && !has_switch && which.clone().filter().is_empty()
     }
 
     /// True if it is to be done.
@@ -116,8 +140,8 @@ impl StartArguments {
         let missing =
             "give --from: a time such as 2026-01-01T12:00:00Z, or how long ago, such as 2h";
         let from = self.from.ok_or_else(|| Failure::Usage(missing.to_owned()))?;
-        let from_ms = moment_ms("--from", &from, now_ms)?;
-        let to_ms = self.to.map(|to| moment_ms("--to", &to, now_ms)).transpose()?;
+        let from_ms = minutes_or_time("--from", &from, now_ms)?;
+        let to_ms = self.to.map(|to| minutes_or_time("--to", &to, now_ms)).transpose()?;
         let to_ms = to_ms.unwrap_or(now_ms);
         if to_ms < from_ms {
             return Err(Failure::Usage("--to is before --from".to_owned()));
@@ -127,8 +151,13 @@ impl StartArguments {
             cell_id(&cell).ok_or_else(wrong)
         });
         let pace = ReplayPace { at_once: self.at_once.unwrap_or(32), rate: self.rate };
+        let cell = cell.transpose()?;
         let filter = self.which.filter();
-        Ok(AskedReplay { from_ms, to_ms, cell: cell.transpose()?, filter, pace })
+        let ReplayBreadth { all, force } = self.breadth;
+        if filter.is_empty() && !all {
+            return Err(Failure::Usage(format!("give a filter ({FILTERS}), or --all")));
+        }
+        Ok(AskedReplay { from_ms, to_ms, cell, filter, force, pace })
     }
 }
 
@@ -139,7 +168,7 @@ impl AskedReplay {
         delivered: &DeliveredWebhooks,
         archive: &OpenArchive,
     ) -> Result<(ReplaySpec, Vec<String>), Failure> {
-        let Self { from_ms, to_ms, cell, filter, pace } = self;
+        let Self { from_ms, to_ms, cell, filter, force, pace } = self;
         let cell = cell.unwrap_or(delivered.cell);
         let mut capped = Vec::new();
         let mut through = StreamId { ms: to_ms, seq: u64::MAX };
@@ -165,7 +194,7 @@ impl AskedReplay {
             }
         }
         let after = StreamId { ms: from_ms, seq: 0 }.previous();
-        Ok((ReplaySpec { cell, after, through, filter, pace }, capped))
+        Ok((ReplaySpec { cell, after, through, filter, force, pace }, capped))
     }
 }
 
@@ -183,6 +212,12 @@ impl ReplaySpec {
             held_bytes: HELD_BYTES_MAX,
             left: LEFT_MAX,
         }
+    }
+
+    /// True if webhooks of a topic are left out because nobody named it.
+    pub(super) fn keeps_back(&self, topic: &[u8]) -> bool {
+        let is_named = self.filter.topic.as_ref().is_some_and(|named| named.as_bytes() == topic);
+        !self.force && !is_named && (is_compliance(topic) || topic == UNINSTALLED)
     }
 
     /// Position after which the first webhook is.
@@ -209,6 +244,7 @@ impl ReplaySpec {
             "from": rfc3339(self.after.next().ms),
             "to": rfc3339(self.through.ms),
             "filter": self.filter,
+            "force": self.force,
             "at_once": self.pace.at_once,
             "rate": self.pace.rate,
         })
@@ -224,9 +260,20 @@ impl ReplaySpec {
             after: value["after"].as_str()?.parse().ok()?,
             through: value["through"].as_str()?.parse().ok()?,
             filter: serde_json::from_value(value["filter"].clone()).ok()?,
+            force: value["force"].as_bool().unwrap_or(false),
             pace: ReplayPace { at_once: number("at_once")?.max(1), rate: number("rate") },
         })
     }
+}
+
+/// Reads a time. A duration in months is refused: it is meant in minutes.
+fn minutes_or_time(flag: &str, text: &str, now_ms: u64) -> Result<u64, Failure> {
+    let number = text.trim().strip_suffix('M').map(str::trim_end);
+    if number.is_some_and(|number| number.ends_with(|digit: char| digit.is_ascii_digit())) {
+        let told = format!("{flag} {text:?} is in months: write 30m for minutes, or a time");
+        return Err(Failure::Usage(told));
+    }
+    moment_ms(flag, text, now_ms)
 }
 
 fn cell_id(text: &str) -> Option<u32> {
@@ -243,6 +290,7 @@ mod tests {
             from: owned(from),
             to: owned(to),
             which: FilterArguments::default(),
+            breadth: ReplayBreadth { all: true, force: false },
             cell: owned(cell),
             rate: None,
             at_once: None,
@@ -261,11 +309,18 @@ mod tests {
             (Some("yesterday"), None, None),
             (Some("5s"), Some("10s"), None),
             (Some("5s"), Some("soon"), None),
+            (Some("30M"), None, None),
+            (Some("5s"), Some("1M"), None),
             (Some("5s"), None, Some("a1b2")),
         ] {
             assert!(given(from, to, cell).checked_at(20_000).is_err(), "{from:?} {to:?} {cell:?}");
         }
-        assert!(given(None, None, None).is_empty() && !given(Some("1s"), None, None).is_empty());
+        let narrow =
+            StartArguments { breadth: ReplayBreadth::default(), ..given(Some("10s"), None, None) };
+        assert!(narrow.checked_at(20_000).is_err(), "neither a filter nor --all");
+        let nothing =
+            StartArguments { breadth: ReplayBreadth::default(), ..given(None, None, None) };
+        assert!(nothing.is_empty() && !given(Some("1s"), None, None).is_empty());
     }
 
     #[test]
@@ -275,8 +330,15 @@ mod tests {
             after: StreamId { ms: 5, seq: u64::MAX },
             through: StreamId { ms: 9, seq: 7 },
             filter: Filter { topic: Some("orders/*".to_owned()), ..Filter::default() },
+            force: false,
             pace: ReplayPace { at_once: 32, rate: Some(9) },
         };
+        assert!(spec.keeps_back(b"customers/redact") && spec.keeps_back(b"app/uninstalled"));
+        assert!(!spec.keeps_back(b"orders/create"));
+        spec.filter.topic = Some("app/uninstalled".to_owned());
+        assert!(spec.keeps_back(b"customers/redact") && !spec.keeps_back(b"app/uninstalled"));
+        spec.force = true;
+        assert!(!spec.keeps_back(b"customers/redact"));
         assert_eq!(ReplaySpec::from_json(&spec.to_json()), Some(spec.clone()));
         assert_eq!(ReplaySpec::from_json("{}"), None);
         assert_eq!(spec.limits().per_shop, 8);

@@ -1,11 +1,11 @@
 //! Replays that are not settled, by shop.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use spillway_webhook::StreamId;
 
-/// Time for which a replay of a shop is not settled, after which the shop does not hold others up. A delivery that
+/// Time for which no replay of a shop is settled, after which the shop does not hold others up. A delivery that
 /// succeeds takes less.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
@@ -23,8 +23,10 @@ pub(super) struct OpenReplays {
 /// Replays of one shop.
 #[derive(Debug, Default)]
 struct OpenOfShop {
-    /// Id and time at which each was fed.
-    fed: BTreeMap<StreamId, Duration>,
+    /// Ids of those that were fed.
+    fed: BTreeSet<StreamId>,
+    /// Time at which one was settled last, or the first one was fed.
+    moved: Duration,
     /// Those of the step that is not written yet. They have no id.
     in_step: usize,
 }
@@ -34,7 +36,9 @@ impl OpenReplays {
     pub(super) fn new(open: Vec<(StreamId, String)>, now: Duration) -> Self {
         let mut replays = Self { count: open.len(), ..Self::default() };
         for (id, shop) in open {
-            replays.shops.entry(shop).or_default().fed.insert(id, now);
+            let open = replays.shops.entry(shop).or_default();
+            open.fed.insert(id);
+            open.moved = now;
         }
         replays.look(now);
         replays
@@ -55,21 +59,20 @@ impl OpenReplays {
         self.moving
     }
 
-    /// True if the oldest replay of a shop was not settled for long, as of the last look.
+    /// True if no replay of a shop was settled for long, as of the last look.
     pub(super) fn is_stuck(&self, shop: &str) -> bool {
         self.stuck.contains(shop)
     }
 
     /// Ids of those that are written.
     pub(super) fn ids(&self) -> impl Iterator<Item = StreamId> {
-        self.shops.values().flat_map(|open| open.fed.keys().copied())
+        self.shops.values().flat_map(|open| open.fed.iter().copied())
     }
 
     /// Looks at the time.
     pub(super) fn look(&mut self, now: Duration) {
         let is_stuck = |open: &OpenOfShop| {
-            let oldest = open.fed.values().min();
-            oldest.is_some_and(|fed_at| now.saturating_sub(*fed_at) > STUCK_AFTER)
+            !open.fed.is_empty() && now.saturating_sub(open.moved) > STUCK_AFTER
         };
         let stuck = self.shops.iter().filter(|(_, open)| is_stuck(open));
         self.stuck = stuck.map(|(shop, _)| shop.clone()).collect();
@@ -89,15 +92,21 @@ impl OpenReplays {
         let open = self.shops.entry(shop).or_default();
         debug_assert!(open.in_step > 0, "what is written was in the step");
         open.in_step = open.in_step.saturating_sub(1);
-        open.fed.insert(id, now);
+        if open.fed.is_empty() {
+            open.moved = now;
+        }
+        open.fed.insert(id);
     }
 
     /// Forgets those that are written and not among `unsettled`.
-    pub(super) fn on_unsettled(&mut self, unsettled: &HashSet<StreamId>) {
+    pub(super) fn on_unsettled(&mut self, unsettled: &HashSet<StreamId>, now: Duration) {
         let count = &mut self.count;
         self.shops.retain(|_, open| {
             let before = open.fed.len();
-            open.fed.retain(|id, _| unsettled.contains(id));
+            open.fed.retain(|id| unsettled.contains(id));
+            if open.fed.len() < before {
+                open.moved = now;
+            }
             *count -= before - open.fed.len();
             !open.fed.is_empty() || open.in_step > 0
         });

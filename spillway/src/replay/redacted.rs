@@ -1,0 +1,107 @@
+//! People who are to be forgotten: their webhooks are not replayed.
+//!
+//! A redaction that was delivered is noted in Redis until it is carried out. From then on, the archive does not hold
+//! what it means; before that, this module knows it.
+
+use spillway_queue::redactions::{NotedRedaction, PendingRedactions};
+use spillway_webhook::pack::{Pack, View};
+use spillway_webhook::redaction::SearchedWebhook;
+use spillway_webhook::{Position, Redaction};
+
+/// Redactions that are not carried out.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PendingPeople(Vec<PendingPerson>);
+
+/// One redaction.
+#[derive(Debug, Clone)]
+struct PendingPerson {
+    redaction: Redaction,
+    /// Position of the redaction's own webhook. What came later stays: the customer may have come back.
+    before: Position,
+}
+
+impl PendingPeople {
+    /// Reads the notes. One that cannot be read is reported: no purge can carry it out either.
+    pub(super) fn of(pending: &PendingRedactions) -> Self {
+        let mut people = Vec::new();
+        for noted in &pending.noted {
+            match person(noted) {
+                Ok(person) => people.push(person),
+                Err(error) => {
+                    eprintln!("spillway: the redaction {} cannot be read: {error}", noted.webhook);
+                }
+            }
+        }
+        Self(people)
+    }
+
+    /// True if a webhook holds data of somebody who is to be forgotten.
+    pub(super) fn is_meant(&self, position: Position, view: &View<'_>) -> bool {
+        let mut people = self.0.iter().filter(|person| position < person.before).peekable();
+        if people.peek().is_none() {
+            return false;
+        }
+        let mut webhook = SearchedWebhook::new(view, view.body);
+        people.any(|person| person.redaction.is_in(&mut webhook))
+    }
+}
+
+fn person(noted: &NotedRedaction) -> Result<PendingPerson, String> {
+    let pack = Pack::decode(&noted.pack).map_err(|error| error.to_string())?;
+    if pack.count() != 1 {
+        return Err("not a pack of one".to_owned());
+    }
+    let view = pack.view(0);
+    let redaction = Redaction::parse(&view, view.body).map_err(|error| error.to_string())?;
+    let before = Position::new(noted.webhook.entry, noted.webhook.index);
+    Ok(PendingPerson { redaction, before })
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::{HeaderMap, HeaderValue};
+    use spillway_webhook::pack::{Packer, Records};
+    use spillway_webhook::{StreamId, Webhook, WebhookId};
+
+    use super::*;
+
+    fn pack(topic: &'static str, customer: u64) -> Bytes {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-shopify-topic", HeaderValue::from_static(topic));
+        headers.insert("x-shopify-shop-domain", HeaderValue::from_static("a.example"));
+        let target = http::uri::PathAndQuery::from_static("/");
+        let body = format!(r#"{{"shop_domain":"a.example","customer":{{"id":{customer}}}}}"#);
+        let webhook = Webhook { received_at_ms: 7, target, headers, body: body.into() };
+        let mut records = Records::default();
+        records.push(&webhook);
+        Packer::new().pack(&records).to_vec().into()
+    }
+
+    fn noted(topic: &'static str) -> NotedRedaction {
+        let entry = StreamId { ms: 5, seq: 2 };
+        NotedRedaction {
+            webhook: WebhookId { cell: 1, entry, index: 3 },
+            noted_ms: 9,
+            consumer: "http".to_owned(),
+            pack: pack(topic, 12),
+        }
+    }
+
+    #[test]
+    fn webhooks_of_a_customer_who_is_to_be_forgotten_are_meant_up_to_the_redaction() {
+        let noted = vec![noted("customers/redact"), noted("orders/create")];
+        let people =
+            PendingPeople::of(&PendingRedactions { noted, ..PendingRedactions::default() });
+        assert_eq!(people.0.len(), 1, "the other one cannot be read");
+        let of = |customer| Pack::decode(&pack("orders/create", customer)).expect("a pack");
+        let (hers, other) = (of(12), of(13));
+        let at = |ms, seq, index| Position::new(StreamId { ms, seq }, index);
+        assert!(people.is_meant(at(4, 9, 9), &hers.view(0)));
+        assert!(people.is_meant(at(5, 2, 2), &hers.view(0)));
+        assert!(!people.is_meant(at(4, 9, 9), &other.view(0)));
+        assert!(!people.is_meant(at(5, 2, 3), &hers.view(0)), "itself");
+        assert!(!people.is_meant(at(6, 0, 0), &hers.view(0)), "she came back");
+        assert!(!PendingPeople::default().is_meant(at(4, 0, 0), &hers.view(0)));
+    }
+}
