@@ -193,11 +193,11 @@ pub async fn rewritten(
     call(redis, connection, &arguments).await.map(|_| ())
 }
 
-/// True if a receiver has what Redis did not take: its overflow log is not empty.
+/// True if a receiver claims the cell because it has an overflow log, which may hold something.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
-pub async fn is_spilling(redis: &Redis, connection: &mut Connection) -> Result<bool, QueueError> {
+pub async fn has_overflow_log(redis: &Redis, connection: &mut Connection) -> Result<bool, QueueError> {
     Ok(cmd("EXISTS").arg(redis.keys.spill_claim()).query_async(connection).await?)
 }
 

@@ -173,7 +173,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         list::run(&place, output).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let reach = ArchiveReach { cells, settled_after };
+    let reach = ArchiveReach { cells, settled_after, is_by_hand: !mode.due };
     let mut purge = PurgePlace::open(place, archive, spill_dir, reach).await?;
     let Some(shop) = mode.shop else {
         debug_assert!(mode.due, "BUG: one mode is required");

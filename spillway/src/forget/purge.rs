@@ -36,13 +36,15 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 const UNRENEWED_MAX: Duration = Duration::from_secs(40);
 const _: () = assert!(UNRENEWED_MAX.as_secs() + RENEW_EVERY.as_secs() < LEASE.as_secs());
 
-/// Objects of an archive that a purge reaches.
+/// Stores that a purge reaches beside Redis.
 #[derive(Debug, Clone)]
 pub(super) struct ArchiveReach {
     /// Cells beside the own one.
     pub cells: Vec<u32>,
     /// Time after its writing from which an object is touched.
     pub settled_after: Duration,
+    /// True for an order by hand: an overflow log that was not looked at is reported.
+    pub is_by_hand: bool,
 }
 
 /// Everything that a purge works on.
@@ -216,12 +218,12 @@ impl PurgePlace {
         orders: &PurgeOrders,
         report: &mut PurgeReport,
     ) -> Result<(), Failure> {
-        let is_by_hand = orders.iter().any(|order| order.webhook.is_none());
         let Some(directory) = &self.spill_dir else {
-            if is_by_hand && redactions::is_spilling(&self.redis, &mut self.connection).await? {
+            if self.reach.is_by_hand
+                && redactions::has_overflow_log(&self.redis, &mut self.connection).await?
+            {
                 report.pending.push(
-                    "a receiver has an overflow log, which was not looked at: set SPILL_DIR, as root on its machine, or \
-                     wait until it is empty"
+                    "a receiver has an overflow log, which was not looked at: set SPILL_DIR, as root on its machine"
                         .to_owned(),
                 );
             }
