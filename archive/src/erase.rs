@@ -133,7 +133,7 @@ pub async fn replace(
     }
     // One that is there may not be durable: a put of the same packs over it is.
     store.put(new, false).await?;
-    if !is_written(store, keys, new).await? {
+    if !reads_as_written(store, keys, new).await? {
         return Err(EraseError::Unequal(Box::new(new.name)));
     }
     Ok(store.delete(old).await?)
@@ -141,7 +141,7 @@ pub async fn replace(
 
 /// True if the archive holds an object with the entries and packs of `new`. Its bytes may be others: each has a key
 /// of its own.
-async fn is_written(
+async fn reads_as_written(
     store: &ArchiveStore,
     keys: &KeyRing,
     new: &SealedObject,

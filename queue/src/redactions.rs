@@ -197,7 +197,10 @@ pub async fn rewritten(
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
-pub async fn has_overflow_log(redis: &Redis, connection: &mut Connection) -> Result<bool, QueueError> {
+pub async fn claims_overflow(
+    redis: &Redis,
+    connection: &mut Connection,
+) -> Result<bool, QueueError> {
     Ok(cmd("EXISTS").arg(redis.keys.spill_claim()).query_async(connection).await?)
 }
 

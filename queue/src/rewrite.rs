@@ -167,14 +167,18 @@ pub async fn complete(
         if !aof.is_rewriting {
             let started = start(connection).await;
             is_requested = started.is_ok();
-            match started {
-                Err(QueueError::Refused(error)) if is_never_allowed(&error) => {
+            if let Err(error) = started {
+                if let QueueError::Refused(refused) = &error
+                    && is_never_allowed(refused)
+                {
                     return Ok(RewriteOutcome::NotAllowed);
                 }
                 // Another one may have begun in between.
-                Err(error) if !AofState::read(connection).await?.is_rewriting => return Err(error),
-                _ => continue,
+                if !AofState::read(connection).await?.is_rewriting {
+                    return Err(error);
+                }
             }
+            continue;
         }
         if Instant::now() >= until {
             return Ok(RewriteOutcome::Unfinished);

@@ -1,10 +1,11 @@
 //! `spillway forget`: purges the data of a customer, or of a shop, from everything that the cell holds.
 //!
-//! The path of a purge: [`order`] and [`hand`] (who is meant, and up to which webhook) → [`waiting`] (lanes, main stream and
-//! replays of each consumer: its leader drops them) → [`dead`] (dead letters) → [`remains`] (is any of it left in
-//! Redis?) → [`spill`] (overflow log on this machine) → [`archived`] (objects of the archive; [`finished`] days are left
-//! out) → [`purge`] (all of that, the record, and the rewrite of the AOF). [`due`] purges for redactions that were delivered, [`list`] shows
-//! them. Each step may be repeated, so a purge that was cut off is finished by the next one.
+//! The path of a purge: [`order`] and [`hand`] (who is meant, and up to which webhook) → [`waiting`] (lanes, main
+//! stream and replays of each consumer: its leader drops them) → [`dead`] (dead letters) → [`remains`] (is any of it
+//! left in Redis?) → [`spill`] (overflow log on this machine) → [`archived`] (objects of the archive; [`finished`] days
+//! are left out) → [`purge`] (all of that, the record, and the rewrite of the AOF). [`due`] purges for redactions that
+//! were delivered, [`list`] shows them. Each step may be repeated, so a purge that was cut off is finished by the next
+//! one.
 
 mod archived;
 mod dead;
@@ -82,7 +83,7 @@ pub(crate) struct Arguments {
     output: OutputArgs,
 }
 
-/// Who is meant.
+/// Mode of the command.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct ForgetMode {

@@ -22,13 +22,12 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use self::text::{digits_of, holds_email, holds_id, holds_number, holds_phone};
+use self::text::{holds_email, holds_id, holds_number, holds_phone};
 pub use self::text::{is_email, is_phone};
 use crate::received::APP_HEADER_NAME;
 use crate::shopify::{Headers, is_compliance, resource_kind, without_mark};
 
-/// Fewest digits of an id or a phone number that is searched for in bytes that are no JSON. Shorter ones occur by
-/// chance.
+/// Fewest digits of an id that is searched for in bytes that are no JSON. Shorter ones occur by chance.
 const DIGITS_MIN: usize = 6;
 
 /// Data that is to be forgotten.
@@ -397,10 +396,7 @@ impl Person {
     fn is_in_bytes(&self, bytes: &[u8]) -> bool {
         // Not UTF-8 here and there: what is searched for is.
         let text = String::from_utf8_lossy(bytes);
-        let phone = self.phone.as_deref().map(digits_of);
-        self.is_text_in(&text)
-            || self.is_number_in(&text)
-            || phone.is_some_and(|digits| holds_number(&text, &digits))
+        self.is_text_in(&text) || self.is_number_in(&text)
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) struct SearchedCell {
 pub(super) struct ArchivePurge<'a> {
     /// The archive.
     pub archive: &'a OpenArchive,
-    /// Who is meant.
+    /// Orders, which say who is meant.
     pub orders: &'a PurgeOrders,
     /// Redis' clock, in milliseconds since the Unix epoch.
     pub now_ms: u64,
@@ -117,14 +117,14 @@ impl ArchivePurge<'_> {
     pub(super) async fn others(&self, searched: &[SearchedCell]) -> Result<Vec<u32>, StoreError> {
         let mut found = Vec::new();
         for cell in self.archive.store.cells().await? {
-            if !searched.iter().any(|one| one.cell == cell) && self.is_shop_in(cell).await? {
+            if !searched.iter().any(|one| one.cell == cell) && self.finds_shop(cell).await? {
                 found.push(cell);
             }
         }
         Ok(found)
     }
 
-    async fn is_shop_in(&self, cell: u32) -> Result<bool, StoreError> {
+    async fn finds_shop(&self, cell: u32) -> Result<bool, StoreError> {
         let OpenArchive { store, keys } = self.archive;
         for day in store.days(cell).await? {
             for object in store.objects(cell, &day).await? {
@@ -185,14 +185,14 @@ impl ArchivePurge<'_> {
         for object in self.archive.store.objects(cell.cell, day).await? {
             *looked_at += 1;
             progress.tell(|| format!("looked at {}, at {day}", count(*looked_at, "object")));
-            is_changed |= self.is_gone(cell, &object, report).await?;
+            is_changed |= self.erase_from(cell, &object, report).await?;
         }
         Ok(is_changed)
     }
 
     /// Erases the webhooks of one object. Returns true if it is gone. One that is damaged or has no key is reported;
     /// one that the archive does not give or take is tried again, and left.
-    async fn is_gone(
+    async fn erase_from(
         &mut self,
         cell: SearchedCell,
         object: &ListedObject,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use spillway_webhook::redaction::Person;
 use spillway_webhook::{Redaction, StreamId, stable_hash};
 
-/// Who is meant by an operator, and up to which entry.
+/// Order of an operator: who is meant, and up to which entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HandOrder {
     /// Domain of the shop.

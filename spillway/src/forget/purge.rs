@@ -220,7 +220,7 @@ impl PurgePlace {
     ) -> Result<(), Failure> {
         let Some(directory) = &self.spill_dir else {
             if self.reach.is_by_hand
-                && redactions::has_overflow_log(&self.redis, &mut self.connection).await?
+                && redactions::claims_overflow(&self.redis, &mut self.connection).await?
             {
                 report.pending.push(
                     "a receiver has an overflow log, which was not looked at: set SPILL_DIR, as root on its machine"

@@ -32,7 +32,7 @@ pub(super) struct RemainsLook<'a> {
     pub connection: &'a mut Connection,
     /// Registered consumers.
     pub consumers: &'a [ConsumerStatus],
-    /// Who is meant.
+    /// Orders, which say who is meant.
     pub orders: &'a PurgeOrders,
 }
 

@@ -4,7 +4,7 @@
 const PHONE_DIGITS_MIN: usize = 7;
 
 /// Digits of a text.
-pub(super) fn digits_of(text: &str) -> String {
+fn digits_of(text: &str) -> String {
     text.chars().filter(char::is_ascii_digit).collect()
 }
 
