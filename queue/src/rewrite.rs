@@ -118,7 +118,7 @@ pub enum RewriteOutcome {
     NotAllowed,
     /// Redis could not write the new AOF. Its log says why.
     Failed,
-    /// It has not ended in time.
+    /// The time was over before it ended.
     Unfinished,
 }
 
