@@ -52,6 +52,9 @@ fn an_erased_webhook_leaves_its_place_and_nothing_else() {
         assert_eq!((index.webhooks(), index.corrupt_packs()), (3, 1));
         let differing = erase::differing_entries(&[&old.tail.index, index]);
         assert_eq!(differing, [id(1, 0)]);
+        assert_eq!(erase::supersedes(&read, &old), Ok(true));
+        assert_eq!(erase::supersedes(&old, &read), Ok(false));
+        assert_eq!(erase::supersedes(&old, &old), Ok(false), "nothing was erased");
         let meant = MeantWebhooks::find(&read, about("2"), |_| false).expect("packs");
         assert_eq!(meant, MeantWebhooks::default(), "nothing is erased twice");
     }
