@@ -7,6 +7,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use serde_json::json;
 use spillway_queue::dead::now_ms;
 use spillway_queue::redactions::{self, PendingRedactions};
 
@@ -55,7 +56,12 @@ pub(super) async fn run(
         }
     }
     let Some(mut report) = purge.run(&PurgeOrders::new(orders), is_dry_run).await? else {
-        line("another purge is at work: it is left to that one")?;
+        let told = "another purge is at work: it is left to that one";
+        if output.is_json() {
+            line(json!({ "dry_run": false, "complete": false, "notes": [told] }))?;
+        } else {
+            line(told)?;
+        }
         return Ok(ExitCode::SUCCESS);
     };
     report.pending.extend(unread);

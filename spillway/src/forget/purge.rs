@@ -14,7 +14,7 @@ use spillway_queue::replay::{self, ReplayRecord, ReplayState};
 use spillway_queue::rewrite::{self, RewriteOutcome};
 use spillway_queue::status::{self, CellStatus};
 use spillway_queue::{Connection, QueueError, Redis};
-use spillway_webhook::StreamId;
+use spillway_webhook::{Position, StreamId};
 
 use super::archived::{ArchivePurge, LeftObjects, SearchedCell};
 use super::finished::FinishedDays;
@@ -199,11 +199,7 @@ impl PurgePlace {
     ) -> Result<(), Failure> {
         for consumer in &self.status.consumers {
             let records = replay::list(&self.redis, &mut self.connection, &consumer.name).await?;
-            let feeds = |record: &&ReplayRecord| {
-                let is_before = Some(record.after) < orders.through() || record.shops_left > 0;
-                record.state == ReplayState::Running && is_before
-            };
-            for record in records.iter().filter(feeds) {
+            for record in records.iter().filter(|record| may_feed(record, orders.through())) {
                 report.pending.push(format!(
                     "the replay {} of {}, which delivers archived webhooks again: wait for it, or cancel it",
                     record.id, consumer.name,
@@ -299,6 +295,12 @@ impl PurgePlace {
     }
 }
 
+/// True if a replay may still feed webhooks of before `through`. Shops that are fed later lie anywhere.
+fn may_feed(record: &ReplayRecord, through: Option<Position>) -> bool {
+    let is_before = Some(record.after) < through || record.shops_left > 0;
+    record.state == ReplayState::Running && is_before
+}
+
 /// Renews the lease until that fails.
 async fn renew(lease: &PurgeLease, connection: &mut Connection) -> Failure {
     let mut renewed = Instant::now();
@@ -315,5 +317,34 @@ async fn renew(lease: &PurgeLease, connection: &mut Connection) -> Failure {
             Err(error) if renewed.elapsed() > UNRENEWED_MAX => return error.into(),
             Err(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_running_replay_of_older_webhooks_holds_a_purge_up() {
+        let position = |ms| Position::new(StreamId { ms, seq: 0 }, 0);
+        let record = |state, after, shops_left| ReplayRecord {
+            id: "a1b2c3d4".to_owned(),
+            spec: String::new(),
+            state,
+            step: 1,
+            after: position(after),
+            fed: 0,
+            skipped: 0,
+            shops_left,
+            started_ms: 1,
+            changed_ms: 1,
+        };
+        let may_feed = |state, after, shops_left| {
+            may_feed(&record(state, after, shops_left), Some(position(9)))
+        };
+        assert!(may_feed(ReplayState::Running, 5, 0));
+        assert!(may_feed(ReplayState::Running, 20, 1), "a shop is fed later");
+        assert!(!may_feed(ReplayState::Running, 9, 0));
+        assert!(!may_feed(ReplayState::Done, 5, 1) && !may_feed(ReplayState::Cancelled, 5, 0));
     }
 }
