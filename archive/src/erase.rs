@@ -133,7 +133,7 @@ pub async fn replace(
     }
     // One that is there may not be durable: a put of the same packs over it is.
     store.put(new, false).await?;
-    if !is_written(store, keys, new).await? {
+    if !reads_as_written(store, keys, new).await? {
         return Err(EraseError::Unequal(Box::new(new.name)));
     }
     Ok(store.delete(old).await?)
@@ -141,7 +141,7 @@ pub async fn replace(
 
 /// True if the archive holds an object with the entries and packs of `new`. Its bytes may be others: each has a key
 /// of its own.
-async fn is_written(
+async fn reads_as_written(
     store: &ArchiveStore,
     keys: &KeyRing,
     new: &SealedObject,
@@ -160,6 +160,45 @@ fn is_of_name(index: &ObjectIndex, name: &ObjectName) -> bool {
     index.entries() == Some((name.first, name.last))
         && index.webhooks() == name.webhooks
         && index.tag() == name.tag
+}
+
+/// True if `new` is `old` without some of its webhooks: an erasure that was cut off leaves both. All others are as they
+/// were, so two objects in which a restored Redis gave an id twice are none.
+///
+/// # Errors
+/// [`BadObject`] if a pack cannot be read.
+pub fn supersedes(new: &ArchiveObject, old: &ArchiveObject) -> Result<bool, BadObject> {
+    let [(head, rows), (old_head, old_rows)] =
+        [new, old].map(|object| (&object.tail.header, &object.tail.index.packs));
+    let is_same_chain = head.cell == old_head.cell && head.after == old_head.after;
+    if !is_same_chain || rows.len() != old_rows.len() {
+        return Ok(false);
+    }
+    let mut is_less = false;
+    for (number, (row, old_row)) in rows.iter().zip(old_rows).enumerate() {
+        if row.identity() == old_row.identity() {
+            continue;
+        }
+        if row.entry != old_row.entry || !is_erased_from(&new.pack(number)?, &old.pack(number)?) {
+            return Ok(false);
+        }
+        is_less = true;
+    }
+    Ok(is_less)
+}
+
+/// True if a pack is another one in which some places are empty.
+fn is_erased_from(new: &[u8], old: &[u8]) -> bool {
+    let [Ok(new), Ok(old)] = [new, old].map(Pack::decode) else { return false };
+    let is_left = |index: u32| {
+        let [new, old] = [&new, &old].map(|pack| pack.view(index));
+        let is_same = new.received_at_ms == old.received_at_ms
+            && new.target == old.target
+            && new.body == old.body
+            && new.headers().eq(old.headers());
+        is_same || new.is_erased()
+    };
+    new.count() == old.count() && (0..new.count()).all(is_left)
 }
 
 /// Entries that stand in several of these objects with other content: an erasure was cut off before it deleted the

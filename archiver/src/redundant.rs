@@ -1,4 +1,5 @@
-//! Deletes objects whose packs are all in others: what a leader wrote that had lost its lease.
+//! Deletes objects whose packs are all in others: what a leader wrote that had lost its lease, and what a purge replaced
+//! that was cut off before it deleted the old object.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use spillway_archive::chain::{groups, redundant_objects};
 use spillway_archive::index::{PackIdentity, PackRow};
-use spillway_archive::{ArchiveStore, ListedObject, StoreError};
+use spillway_archive::{ArchiveStore, ListedObject, ObjectName, StoreError, erase};
 use spillway_webhook::StreamId;
 
 use crate::access::ArchiveAccess;
@@ -35,7 +36,11 @@ pub(crate) async fn clean(
 ) {
     let now_ms = access.leader.now_ms();
     for group in chosen(groups(objects), from, now_ms) {
-        if let Err(error) = delete_redundant(&access, &store, &group).await {
+        let cleaned = async {
+            let group = delete_superseded(&access, &store, group).await?;
+            delete_redundant(&access, &store, &group).await
+        };
+        if let Err(error) = cleaned.await {
             let error = access.failed(&error);
             let first = group.first().map(|object| object.name.to_string());
             tracing::warn!(error, first, "objects that overlap stay until the next start");
@@ -63,6 +68,48 @@ fn chosen(groups: Vec<Vec<ListedObject>>, from: StreamId, now_ms: u64) -> Vec<Ve
         }
     }
     chosen
+}
+
+/// Deletes objects of a group that another one replaces without some of their webhooks. Returns those that stay.
+async fn delete_superseded(
+    access: &ArchiveAccess,
+    store: &ArchiveStore,
+    mut group: Vec<ListedObject>,
+) -> Result<Vec<ListedObject>, StoreError> {
+    let keys = access.instance.settings.keys.ring();
+    for (new, old) in twins(&group) {
+        let Some(found) = readable(store.object(&new, &keys).await)? else { continue };
+        let Some(before) = readable(store.object(&old, &keys).await)? else { continue };
+        if !erase::supersedes(&found, &before).unwrap_or(false) {
+            continue;
+        }
+        overlap::durable(access, store, &new, &keys).await?;
+        access.leased().await;
+        store.delete(&old).await?;
+        tracing::info!(name = %old, "deleted an object that a purge has replaced");
+        access.instance.metrics.deleted.with_label_values(&["redundant"]).inc();
+        group.retain(|object| object.name != old);
+    }
+    Ok(group)
+}
+
+/// Pairs of objects that differ in nothing but their tags, in both orders.
+fn twins(group: &[ListedObject]) -> Vec<(ObjectName, ObjectName)> {
+    let names = group.iter().map(|object| object.name);
+    let pairs = names.clone().flat_map(|one| names.clone().map(move |other| (one, other)));
+    let is_twin = |(one, other): &(ObjectName, ObjectName)| {
+        one.tag != other.tag && ObjectName { tag: other.tag, ..*one } == *other
+    };
+    pairs.filter(is_twin).collect()
+}
+
+/// Object that was read; `None` for one that is left to the operator, or is gone.
+fn readable<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(StoreError::Bad(..) | StoreError::NoKey(..) | StoreError::Missing(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Deletes the redundant ones of a group. Before that, those that stay for them are checked and made durable. A group
@@ -104,7 +151,6 @@ fn keepers(packs: &[Vec<PackIdentity>], redundant: &[usize]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use spillway_archive::ObjectName;
 
     use super::*;
 
@@ -138,6 +184,16 @@ mod tests {
         let chosen_from = |ms| chosen(vec![group.clone()], StreamId { ms, seq: 0 }, NOW_MS).len();
         assert_eq!(chosen_from(FIRST_MS - 599_000), 0);
         assert_eq!(chosen_from(FIRST_MS - 601_000), 1);
+    }
+
+    #[test]
+    fn only_objects_that_differ_in_their_tags_may_be_an_erasure() {
+        let [one, other] = [object(1, 10), object(2, 20)];
+        let mut longer = object(3, 10);
+        longer.name.last.ms += 1;
+        let expected = [(one.name, other.name), (other.name, one.name)];
+        assert_eq!(twins(&[one, other, longer]), expected);
+        assert!(twins(&[one]).is_empty());
     }
 
     #[test]

@@ -13,6 +13,8 @@ use spillway_process::metrics::register;
 use spillway_queue::consumers::ConsumerName;
 use spillway_queue::status::{CellStatus, ConsumerStatus};
 
+use crate::redactions;
+
 /// Number of topics with their own label. The others are counted as `other`.
 const TOPICS_MAX: usize = 100;
 
@@ -26,6 +28,7 @@ pub struct QueueGauges {
     limit_bytes: IntGauge,
     dead_letters: IntGauge,
     redactions: Gauge,
+    redactions_refused: IntCounter,
     /// Number of registered consumers.
     registered: AtomicUsize,
 }
@@ -57,6 +60,14 @@ impl QueueGauges {
                     "Age of the oldest redaction that was delivered and whose data is not purged; 0 = none.",
                 ),
             ),
+            redactions_refused: add(
+                registry,
+                IntCounter::new(
+                    "spillway_redactions_refused_total",
+                    "Delivered redactions that are not carried out: they name nobody, or their headers are not those \
+                     of their signed body.",
+                ),
+            ),
             registered: AtomicUsize::new(0),
         }
     }
@@ -73,6 +84,8 @@ impl QueueGauges {
         self.limit_bytes.set(status.queue.limit_bytes.cast_signed());
         self.consumers.show(&status.consumers);
         self.redactions.set(status.queue.oldest_redaction_age_seconds.unwrap_or(0.0));
+        let counted = self.redactions_refused.get();
+        self.redactions_refused.inc_by(redactions::refused().saturating_sub(counted));
         let is_own = |consumer: &&ConsumerStatus| *consumer.name == *self.consumer;
         if let Some(own) = status.consumers.iter().find(is_own) {
             self.dead_letters.set(own.dead.letters.cast_signed());

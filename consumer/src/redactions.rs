@@ -1,6 +1,7 @@
 //! Redactions that were delivered: each is noted in Redis before it is settled, so that the data is purged later
 //! (`spillway forget --due`).
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use spillway_process::error::chain;
@@ -16,6 +17,14 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before Redis is asked again after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Redactions that this process refused.
+static REFUSED: AtomicU64 = AtomicU64::new(0);
+
+/// Number of delivered redactions that this process refused: nothing is purged because of them.
+pub(crate) fn refused() -> u64 {
+    REFUSED.load(Ordering::Relaxed)
+}
+
 /// A redaction that was delivered.
 #[derive(Debug, Clone)]
 pub struct DeliveredRedaction {
@@ -25,16 +34,19 @@ pub struct DeliveredRedaction {
 }
 
 impl DeliveredRedaction {
-    /// The webhook at `index` of the pack, if it is a redaction. One that names nobody is logged and left out.
+    /// The webhook at `index` of the pack, if it is a redaction. One that names nobody, or whose headers its signed
+    /// body does not confirm, is logged, counted and left out.
     pub fn of(pack: &Pack, index: u32, webhook: WebhookId) -> Option<Self> {
         let view = pack.view(index);
         if !is_redaction(&view.topic()?) {
             return None;
         }
         if let Err(error) = Redaction::parse(&view, view.body) {
-            tracing::error!(
+            REFUSED.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
                 %webhook, %error,
-                "a redaction cannot be read: nothing is purged because of it; see `spillway forget --help`"
+                "a redaction is refused, and nothing is purged because of it: if it is a real one, purge by hand with \
+                 `spillway forget --shop`; see docs/privacy.md"
             );
             return None;
         }
@@ -101,6 +113,10 @@ mod tests {
         assert!(is_noted("shop/redact", of_shop));
         assert!(!is_noted("shop/update", of_shop));
         assert!(!is_noted("customers/redact", of_shop), "it names no customer");
+        let of_ann =
+            r#"{"shop_domain":"a.myshopify.com","customer":{"id":12},"orders_to_redact":[]}"#;
+        assert!(is_noted("customers/redact", of_ann));
+        assert!(!is_noted("shop/redact", of_ann), "the header with the topic is not signed");
         assert!(!is_noted("shop/redact", "nonsense"));
     }
 }

@@ -85,6 +85,16 @@ impl Keys {
         format!("{}forgotten", self.prefix)
     }
 
+    /// Token of the purge that is at work. It expires.
+    pub fn purge(&self) -> String {
+        format!("{}purge", self.prefix)
+    }
+
+    /// Last day of the archive that a purge has finished, and of which purge that is. It expires.
+    pub fn purge_progress(&self) -> String {
+        format!("{}purge:progress", self.prefix)
+    }
+
     /// Names of one consumer's keys.
     pub fn of(&self, consumer: &str) -> ConsumerKeys {
         ConsumerKeys { prefix: format!("{}{consumer}:", self.prefix) }

@@ -10,7 +10,7 @@
 //! controls), [`history`] (outcomes of webhooks), [`replay`] (replays of archived webhooks), [`restore`]
 //! (restores what a receiver spilled to its disk), [`checkpoint`] and [`rebuild`] (state of the consumers for an
 //! archive, and a queue that is restored from one), [`shares`] (shops that take much of what waits),
-//! [`redactions`] (who is to be forgotten), [`status`] and [`health`] (reports for operators), [`rewrite`]
+//! [`redactions`] (who is to be forgotten), [`purge_lease`] (one purge at a time), [`status`] and [`health`] (reports for operators), [`rewrite`]
 //! (rewrites of the AOF).
 //!
 //! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
@@ -35,6 +35,7 @@ pub mod lane;
 pub mod leader;
 mod open;
 pub mod permissions;
+pub mod purge_lease;
 pub mod read;
 pub mod rebuild;
 pub mod redactions;

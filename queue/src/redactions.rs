@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use rand::RngExt;
 use redis::{Script, cmd};
-use spillway_webhook::WebhookId;
+use spillway_webhook::pack::{Pack, Packer};
+use spillway_webhook::{Redaction, WebhookId};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
@@ -19,6 +20,8 @@ use crate::read::{Fields, field_text, stream_id};
 const RECORDS_KEPT: usize = 10_000;
 /// Records that one read asks for.
 const RECORDS_READ: usize = 1_000;
+/// Start of the names of orders by hand. No Spillway-Id begins like that.
+const BY_HAND: &str = "hand:";
 /// Field of the mark that a rewrite of the AOF is due.
 const REWRITE: &str = "rewrite";
 
@@ -35,11 +38,22 @@ pub struct NotedRedaction {
     pub pack: Bytes,
 }
 
+/// An order by hand whose purge has begun and has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotedOrder {
+    /// Name of the note.
+    pub name: String,
+    /// Description of the order, as the operator's command wrote it. It holds personal data.
+    pub order: String,
+}
+
 /// Notes that are left.
 #[derive(Debug, Clone, Default)]
 pub struct PendingRedactions {
     /// Redactions that are not carried out, oldest first.
     pub noted: Vec<NotedRedaction>,
+    /// Orders by hand that are not carried out, oldest first.
+    pub by_hand: Vec<NotedOrder>,
     /// Mark of a purge after which the AOF was not rewritten.
     pub rewrite: Option<String>,
     /// Time of the oldest note, in milliseconds since the Unix epoch. A mark counts.
@@ -60,6 +74,43 @@ pub async fn note(
     let value = [consumer.as_bytes(), b" ", pack].concat();
     let arguments = [b"note".to_vec(), webhook.to_string().into_bytes(), value];
     Ok(call(redis, connection, &arguments).await? == 1)
+}
+
+/// Notes an order by hand before its purge begins, so that one which is cut off is finished by the next one. A later
+/// order for the same takes the place of an earlier one. Returns the name of the note.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn note_by_hand(
+    redis: &Redis,
+    connection: &mut Connection,
+    subject: u64,
+    order: &str,
+) -> Result<String, QueueError> {
+    let name = format!("{BY_HAND}{subject:016x}");
+    let arguments = ["order", &name, order].map(|text| text.as_bytes().to_vec());
+    call(redis, connection, &arguments).await?;
+    Ok(name)
+}
+
+/// Notes a redaction that an archive holds, in a Redis that was restored from it: the notes of before are lost. A
+/// webhook that is no redaction is left out. Returns true if it was noted.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn note_archived(
+    redis: &Redis,
+    connection: &mut Connection,
+    pack: &Pack,
+    webhook: WebhookId,
+) -> Result<bool, QueueError> {
+    const CONSUMER: &str = "archive";
+    let view = pack.view(webhook.index);
+    if view.is_erased() || Redaction::parse(&view, view.body).is_err() {
+        return Ok(false);
+    }
+    let single = Packer::new().single_out(pack, webhook.index);
+    note(redis, connection, CONSUMER, webhook, &single).await
 }
 
 /// Reads the notes.
@@ -92,6 +143,11 @@ pub async fn pending(
             found.rewrite = Some(String::from_utf8_lossy(value).into_owned());
             continue;
         }
+        if name.starts_with(BY_HAND) {
+            let order = String::from_utf8_lossy(value).into_owned();
+            found.by_hand.push(NotedOrder { name, order });
+            continue;
+        }
         let unexpected = || QueueError::Unexpected(format!("redaction {name:?}"));
         let webhook = name.parse().map_err(|_| unexpected())?;
         let end = value.iter().position(|byte| *byte == b' ').ok_or_else(unexpected)?;
@@ -102,7 +158,7 @@ pub async fn pending(
     Ok(found)
 }
 
-/// Writes the record of a purge. With `done`, the redactions that it carried out, their notes are replaced by a
+/// Writes the record of a purge. With `done`, the names of the notes that it carried out, these are replaced by a
 /// mark that the AOF is to be rewritten, which is returned.
 ///
 /// # Errors
@@ -111,7 +167,7 @@ pub async fn record(
     redis: &Redis,
     connection: &mut Connection,
     record: &str,
-    done: Option<&[WebhookId]>,
+    done: Option<&[String]>,
 ) -> Result<String, QueueError> {
     let mark = format!("{:016x}", rand::rng().random::<u64>());
     let field = if done.is_some() { REWRITE } else { "" };
@@ -119,7 +175,7 @@ pub async fn record(
     let fixed = ["record", record, &kept, &mark, field].map(|text| text.as_bytes().to_vec());
     let mut arguments = Vec::from(fixed);
     let ids = done.unwrap_or_default().iter();
-    arguments.extend(ids.map(|id| id.to_string().into_bytes()));
+    arguments.extend(ids.map(|id| id.clone().into_bytes()));
     call(redis, connection, &arguments).await?;
     Ok(mark)
 }
@@ -135,6 +191,17 @@ pub async fn rewritten(
 ) -> Result<(), QueueError> {
     let arguments = ["rewritten", REWRITE, mark].map(|text| text.as_bytes().to_vec());
     call(redis, connection, &arguments).await.map(|_| ())
+}
+
+/// True if a receiver claims the cell because it has an overflow log, which may hold something.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn claims_overflow(
+    redis: &Redis,
+    connection: &mut Connection,
+) -> Result<bool, QueueError> {
+    Ok(cmd("EXISTS").arg(redis.keys.spill_claim()).query_async(connection).await?)
 }
 
 /// Returns records of purges, newest first: the time of each, in milliseconds since the Unix epoch, and its JSON.

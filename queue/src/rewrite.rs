@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis::cmd;
+use redis::{ErrorKind, RedisError, ServerErrorKind, cmd};
 
 use crate::connect::Connection;
 use crate::error::QueueError;
@@ -114,9 +114,11 @@ pub enum RewriteOutcome {
     Rewritten,
     /// There is no AOF.
     NoAof,
+    /// Nobody may request a rewrite, as with many a Redis service.
+    NotAllowed,
     /// Redis could not write the new AOF. Its log says why.
     Failed,
-    /// It has not ended in time.
+    /// The time was over before it ended.
     Unfinished,
 }
 
@@ -146,7 +148,7 @@ impl AofState {
 /// that is running has begun before, and does not count. Waits up to `patience` in all.
 ///
 /// # Errors
-/// [`QueueError`] from Redis; [`QueueError::Refused`] if a rewrite cannot be requested.
+/// [`QueueError`] from Redis; [`QueueError::Refused`] if a rewrite cannot be requested now.
 pub async fn complete(
     connection: &mut Connection,
     patience: Duration,
@@ -165,11 +167,16 @@ pub async fn complete(
         if !aof.is_rewriting {
             let started = start(connection).await;
             is_requested = started.is_ok();
-            // Another one may have begun in between.
-            if let Err(error) = started
-                && !AofState::read(connection).await?.is_rewriting
-            {
-                return Err(error);
+            if let Err(error) = started {
+                if let QueueError::Refused(refused) = &error
+                    && is_never_allowed(refused)
+                {
+                    return Ok(RewriteOutcome::NotAllowed);
+                }
+                // Another one may have begun in between.
+                if !AofState::read(connection).await?.is_rewriting {
+                    return Err(error);
+                }
             }
             continue;
         }
@@ -180,11 +187,47 @@ pub async fn complete(
     }
 }
 
+/// True if Redis refuses the command at any time: the user lacks the permission, or the service does not know it. A
+/// refusal for another reason ends.
+fn is_never_allowed(error: &RedisError) -> bool {
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::NoPerm) => true,
+        ErrorKind::Server(ServerErrorKind::ResponseError) => {
+            error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
+        }
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::health::tests::{LENIENT, good};
     use crate::health::{HealthVerdict, judge};
+
+    #[test]
+    fn only_a_missing_permission_or_command_is_never_allowed() {
+        let refused = |kind, detail: &str| {
+            is_never_allowed(&RedisError::from((
+                ErrorKind::Server(kind),
+                "An error was signalled by the server",
+                detail.to_owned(),
+            )))
+        };
+        let no_permission = "this user has no permissions to run the 'bgrewriteaof' command";
+        assert!(refused(ServerErrorKind::NoPerm, no_permission));
+        assert!(refused(ServerErrorKind::ResponseError, "unknown command 'BGREWRITEAOF'"));
+        for detail in [
+            "Can't execute an AOF background rewriting. Please check the server logs for more information.",
+            "Background append only file rewriting already in progress",
+        ] {
+            assert!(!refused(ServerErrorKind::ResponseError, detail), "{detail}");
+        }
+        assert!(!refused(
+            ServerErrorKind::ReadOnly,
+            "You can't write against a read only replica."
+        ));
+    }
 
     fn after(start: Instant, seconds: u64) -> Instant {
         start + Duration::from_secs(seconds)

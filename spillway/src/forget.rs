@@ -1,14 +1,17 @@
 //! `spillway forget`: purges the data of a customer, or of a shop, from everything that the cell holds.
 //!
-//! The path of a purge: [`order`] (who is meant, and up to which webhook) → [`waiting`] (lanes, main stream and
-//! replays of each consumer: its leader drops them) → [`dead`] (dead letters) → [`remains`] (is any of it left in
-//! Redis?) → [`spill`] (overflow log on this machine) → [`archived`] (objects of the archive) → [`purge`] (all of
-//! that, the record, and the rewrite of the AOF). [`due`] purges for redactions that were delivered, [`list`] shows
-//! them. Each step may be repeated, so a purge that was cut off is finished by the next one.
+//! The path of a purge: [`order`] and [`hand`] (who is meant, and up to which webhook) → [`waiting`] (lanes, main
+//! stream and replays of each consumer: its leader drops them) → [`dead`] (dead letters) → [`remains`] (is any of it
+//! left in Redis?) → [`spill`] (overflow log on this machine) → [`archived`] (objects of the archive; [`finished`] days
+//! are left out) → [`purge`] (all of that, the record, and the rewrite of the AOF). [`due`] purges for redactions that
+//! were delivered, [`list`] shows them. Each step may be repeated, so a purge that was cut off is finished by the next
+//! one.
 
 mod archived;
 mod dead;
 mod due;
+mod finished;
+mod hand;
 mod list;
 mod order;
 mod purge;
@@ -21,15 +24,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, value_parser};
 use spillway_archive::args::ArchiveArgs;
 use spillway_queue::read::StreamReader;
-use spillway_webhook::redaction::Person;
-use spillway_webhook::{Redaction, StreamId};
+use spillway_queue::redactions::note_by_hand;
+use spillway_webhook::StreamId;
+use spillway_webhook::redaction::{Person, is_email, is_phone};
 
+use self::hand::HandOrder;
 use self::order::{PurgeOrder, PurgeOrders};
-use self::purge::PurgePlace;
+use self::purge::{ArchiveReach, PurgePlace};
 use crate::consent::Confirmation;
 use crate::failure::Failure;
 use crate::filter;
@@ -54,6 +59,15 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     person: PersonArguments,
 
+    /// Also purge what the archive holds of this cell, as in the names of its objects; only of one that is gone; may be
+    /// given several times
+    #[arg(long = "cell", env = "FORGET_CELLS", value_name = "ID", value_delimiter = ',', value_parser = cell)]
+    cells: Vec<u32>,
+
+    /// Time after its writing from which an object of the archive is touched
+    #[arg(long, env = "FORGET_SETTLED_AFTER", default_value = "10m", hide = true, value_parser = humantime::parse_duration)]
+    settled_after: Duration,
+
     /// Time after its delivery within which a redaction is carried out: --due begins after half of it
     #[arg(long, env = "REDACT_WITHIN", value_name = "DURATION", default_value = "24h", value_parser = within)]
     within: Duration,
@@ -69,7 +83,7 @@ pub(crate) struct Arguments {
     output: OutputArgs,
 }
 
-/// Who is meant.
+/// Mode of the command.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct ForgetMode {
@@ -90,20 +104,24 @@ struct ForgetMode {
 #[derive(Debug, Args)]
 struct PersonArguments {
     /// Id of the customer
-    #[arg(long, requires = "shop")]
+    #[arg(long, requires = "shop", conflicts_with_all = ["due", "list"], value_parser = value_parser!(u64).range(1..))]
     customer: Option<u64>,
 
     /// Email address of the customer
-    #[arg(long, requires = "shop", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, requires = "shop", conflicts_with_all = ["due", "list"], value_parser = email)]
     email: Option<String>,
 
     /// Phone number of the customer, with its country
-    #[arg(long, requires = "shop", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, requires = "shop", conflicts_with_all = ["due", "list"], value_parser = phone)]
     phone: Option<String>,
 
     /// Id of an order of the customer; may be given several times
-    #[arg(long, requires = "shop")]
+    #[arg(long, requires = "shop", conflicts_with_all = ["due", "list"], value_parser = value_parser!(u64).range(1..))]
     order: Vec<u64>,
+
+    /// Only webhooks for this app of APPS_FILE; without it, those for all apps
+    #[arg(long, requires = "shop", conflicts_with_all = ["due", "list"], value_parser = NonEmptyStringValueParser::new())]
+    app: Option<String>,
 }
 
 /// Least time within which a redaction is carried out. A test may be as impatient as that.
@@ -114,12 +132,26 @@ fn within(text: &str) -> Result<Duration, String> {
     if parsed < WITHIN_MIN { Err("must be at least 1s".to_owned()) } else { Ok(parsed) }
 }
 
+fn email(text: &str) -> Result<String, &'static str> {
+    if is_email(text) { Ok(text.to_owned()) } else { Err("must be an email address") }
+}
+
+fn phone(text: &str) -> Result<String, &'static str> {
+    let wrong = "must have 7 digits or more, and not one digit only";
+    if is_phone(text) { Ok(text.to_owned()) } else { Err(wrong) }
+}
+
+fn cell(text: &str) -> Result<u32, &'static str> {
+    let wrong = "must be the id of a cell, such as a1b2c3d4";
+    u32::from_str_radix(text.trim(), 16).map_err(|_| wrong)
+}
+
 impl PersonArguments {
-    /// The customer; `None` if no flag was given, so that all of the shop is meant.
-    fn person(self) -> Option<Person> {
-        let Self { customer, email, phone, order } = self;
+    /// The app and the customer; no customer if no flag names one, so that all of the shop is meant.
+    fn split(self) -> (Option<String>, Option<Person>) {
+        let Self { customer, email, phone, order, app } = self;
         let person = Person { id: customer, email, phone, orders: order };
-        (person != Person::default()).then_some(person)
+        (app, (person != Person::default()).then_some(person))
     }
 }
 
@@ -131,6 +163,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         spill_dir,
         mode,
         person,
+        cells,
+        settled_after,
         within,
         confirmation,
         dry_run,
@@ -140,20 +174,40 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         list::run(&place, output).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut purge = PurgePlace::open(place, archive, spill_dir).await?;
+    let reach = ArchiveReach { cells, settled_after, is_by_hand: !mode.due };
+    let mut purge = PurgePlace::open(place, archive, spill_dir, reach).await?;
     let Some(shop) = mode.shop else {
         debug_assert!(mode.due, "BUG: one mode is required");
         return due::run(&mut purge, within, dry_run, output).await;
     };
-    let redaction = match person.person() {
-        Some(person) => {
-            Redaction::of_person(shop, person).map_err(|error| Failure::Usage(error.to_string()))?
+    let (app, person) = person.split();
+    let order = HandOrder { shop, app, person, through: newest(&mut purge).await? };
+    by_hand(&mut purge, &order, confirmation.yes, output).await
+}
+
+/// Carries out an order by hand. It is noted first: `--due` finishes a purge that is cut off.
+async fn by_hand(
+    purge: &mut PurgePlace,
+    order: &HandOrder,
+    is_confirmed: bool,
+    output: OutputArgs,
+) -> Result<ExitCode, Failure> {
+    order.redaction().map_err(Failure::Usage)?;
+    let note = match is_confirmed {
+        true => {
+            let (subject, text) = (order.subject(), order.to_json());
+            Some(note_by_hand(&purge.redis, &mut purge.connection, subject, &text).await?)
         }
-        None => Redaction::of_shop(shop),
+        false => None,
     };
-    let orders = PurgeOrders::new(vec![PurgeOrder::until(redaction, newest(&mut purge).await?)]);
-    let ended = purge.run(&orders, !confirmation.yes).await?;
-    ended.print_by_hand(output)
+    let order = PurgeOrder::by_hand(order, note).map_err(Failure::Usage)?;
+    match purge.run(&PurgeOrders::new(vec![order]), !is_confirmed).await? {
+        Some(ended) => ended.print_by_hand(output),
+        None => Err(Failure::Failed(
+            "another purge is at work: this order is noted, and `spillway forget --due` carries it out"
+                .to_owned(),
+        )),
+    }
 }
 
 /// Id of the newest entry: everything up to it is meant.
@@ -195,7 +249,12 @@ mod tests {
             &["--due", "--customer", "12"],
             &["--shop", "a.example", "--email", ""],
             &["--shop", "a.example", "--customer", "ann"],
+            &["--shop", "a.example", "--customer", "0"],
+            &["--shop", "a.example", "--email", "none"],
+            &["--shop", "a.example", "--phone", "0000000000"],
             &["--shop", "a.example", "--yes", "--dry-run"],
+            &["--due", "--app", "one"],
+            &["--due", "--cell", "here"],
             &["--due", "--within", "10ms"],
             &["--due", "--within", "soon"],
         ] {
@@ -205,8 +264,9 @@ mod tests {
 
     #[test]
     fn all_of_a_shop_is_meant_unless_a_customer_is_named() {
-        let of = |flags: &[&str]| parsed(flags).expect("good flags").person.person();
+        let of = |flags: &[&str]| parsed(flags).expect("good flags").person.split().1;
         assert_eq!(of(&["--shop", "a.example"]), None);
+        assert_eq!(of(&["--shop", "a.example", "--app", "one"]), None);
         let expected = Person { orders: vec![1, 2], ..Person::default() };
         let flags = ["--shop", "a.example", "--order", "1", "--order", "2"];
         assert_eq!(of(&flags), Some(expected));

@@ -26,6 +26,8 @@ const OTHER_SHOP: &str = "second.myshopify.com";
 const FLOWING_SHOP: &str = "third.myshopify.com";
 /// Everything by which the customer is known.
 const ANN: [&str; 4] = ["7702398465123", "ann.lee@example.com", "15556251199", "5551112223334"];
+/// Webhook that shows her by her address alone.
+const BY_ADDRESS: &str = "ann-2";
 const KEY: &str = "first AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n";
 
 /// A cell that archives, delivers everything to one backend, and orders to another one.
@@ -64,7 +66,10 @@ fn of_ann() -> Vec<(&'static str, Value)> {
         ),
         (
             "carts/update",
-            json!({ "id": 8, "phone": "+1 (555) 625-1199", "email": "ann.lee@example.com" }),
+            json!({
+                "id": 8, "customer_id": 7_702_398_465_123_u64, "phone": "+1 (555) 625-1199",
+                "email": "ann.lee@example.com",
+            }),
         ),
         ("fulfillments/create", json!({ "id": 7, "order_id": 5_551_112_223_334_u64 })),
     ]
@@ -178,6 +183,7 @@ impl Remembering {
             ("ARCHIVE_KEY_FILE", keys),
             ("SPILL_DIR", path(&self.cell.directory().join("spill"))),
             ("REDACT_WITHIN", "2s".to_owned()),
+            ("FORGET_SETTLED_AFTER", "0s".to_owned()),
         ];
         let set = all.into_iter().filter(|(_, value)| !value.is_empty());
         set.map(|(name, value)| (name.to_owned(), value)).collect()
@@ -259,12 +265,12 @@ async fn a_customer_is_forgotten(is_encrypted: bool) {
     cell.expect_forgotten(&ANN).await;
     cell.expect_others().await;
     assert_eq!(cell.redis.stream_len("{spillway}:http:dead").await, 2, "dead letters of others");
-    assert!(
-        cell.billing
-            .receipts()
-            .iter()
-            .all(|one| !one.webhook_id().starts_with("ann") || !one.delivered())
-    );
+    // What shows her by her address alone was delivered before it was purged.
+    let receipts = cell.billing.receipts();
+    let of_her =
+        receipts.iter().filter(|one| one.delivered() && one.webhook_id().starts_with("ann"));
+    let delivered: Vec<String> = of_her.map(|one| one.webhook_id().to_owned()).collect();
+    assert!(delivered.iter().all(|id| id == BY_ADDRESS) && !delivered.is_empty(), "{delivered:?}");
     if !is_encrypted {
         let left: Vec<Value> = all
             .into_iter()
@@ -322,6 +328,8 @@ async fn a_purge_that_is_killed_at_any_moment_is_finished_by_the_next_one() {
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..150))).await;
         purge.kill().expect("kill it");
         purge.wait().expect("it ended");
+        // The lease of a purge that was killed ends after a minute.
+        let _: u64 = cell.redis.command(&["DEL", "{spillway}:purge"]).await;
     }
     cell.purge().await;
     cell.expect_forgotten(&ANN).await;
@@ -346,6 +354,46 @@ async fn a_shop_is_forgotten_and_another_one_is_not() {
     assert_eq!(left.len(), of_bob().len());
     assert!(left.iter().all(|one| one["shop"] == OTHER_SHOP), "{left:?}");
     assert_eq!(cell.redis.stream_len("{spillway}:http:dead").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redaction_whose_headers_its_body_does_not_confirm_purges_nothing() {
+    let cell = Remembering::start(false).await;
+    cell.billing.behave(|_| Behaviour::ok());
+    cell.post(OTHER_SHOP, "other", of_bob()).await;
+    until("all is archived", SOON, async || cell.is_main_empty().await).await;
+    let before = cell.archive.webhooks().len();
+    let of_shop = json!({ "shop_domain": SHOP });
+    let replayed = [
+        webhook(OTHER_SHOP, "shop/redact", "stolen", &of_shop),
+        webhook(SHOP, "shop/redact", "changed", &redaction()),
+    ];
+    for (webhook, id) in replayed.iter().zip(["stolen", "changed"]) {
+        assert_eq!(post(cell.receiver.address(), webhook).await.status, 200);
+        until("it is delivered", SOON, async || cell.backend.has_delivered(id)).await;
+    }
+    until("all is settled", SOON, async || cell.is_main_empty().await).await;
+    assert_eq!(cell.pending().await, 0);
+    assert!(cell.told(&["forget", "--due"]).await.contains("nothing is due"));
+    assert_eq!(cell.archive.webhooks().len(), before + replayed.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_purge_beside_another_one_waits_for_it() {
+    let cell = Remembering::start(false).await;
+    cell.billing.behave(|_| Behaviour::ok());
+    cell.post(SHOP, "ann", of_ann()).await;
+    until("all is archived", SOON, async || cell.is_main_empty().await).await;
+    let lease = ["SET", "{spillway}:purge", "another"];
+    let _: String = cell.redis.command(&lease).await;
+    let by_hand = ["forget", "--shop", SHOP, "--yes"];
+    let (is_good, told) = cell.spillway(&by_hand).await;
+    assert!(!is_good && told.contains("another purge is at work"), "{told}");
+    assert!(cell.told(&["forget", "--due"]).await.contains("another purge is at work"));
+    assert_eq!(cell.pending().await, 1, "the order is noted");
+    let _: u64 = cell.redis.command(&["DEL", "{spillway}:purge"]).await;
+    cell.purge().await;
+    cell.expect_forgotten(&ANN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@ use super::*;
 use crate::erase::{self, MeantWebhooks};
 
 /// True for the webhook about this product.
-fn is_about(product: &'static str) -> impl FnMut(WebhookId, &View<'_>) -> bool {
+fn about(product: &'static str) -> impl FnMut(WebhookId, &View<'_>) -> bool {
     move |_, view| view.shopify("product-id") == Some(product.as_bytes())
 }
 
@@ -21,7 +21,7 @@ fn an_erased_webhook_leaves_its_place_and_nothing_else() {
     for keys in [KeyRing::default(), ring(&[NEW, OLD])] {
         let (packs, sealed) = sample(&keys);
         let old = opened(&sealed, &keys);
-        let meant = MeantWebhooks::find(&old, is_about("2"), |bytes| bytes == b"no pack at all");
+        let meant = MeantWebhooks::find(&old, about("2"), |bytes| bytes == b"no pack at all");
         let meant = meant.expect("packs");
         assert_eq!((meant.count(), meant.corrupt), (1, 1));
         let new = erase::without(&old, &sealed.name, &keys, &meant).expect("an object");
@@ -52,7 +52,10 @@ fn an_erased_webhook_leaves_its_place_and_nothing_else() {
         assert_eq!((index.webhooks(), index.corrupt_packs()), (3, 1));
         let differing = erase::differing_entries(&[&old.tail.index, index]);
         assert_eq!(differing, [id(1, 0)]);
-        let meant = MeantWebhooks::find(&read, is_about("2"), |_| false).expect("packs");
+        assert_eq!(erase::supersedes(&read, &old), Ok(true));
+        assert_eq!(erase::supersedes(&old, &read), Ok(false));
+        assert_eq!(erase::supersedes(&old, &old), Ok(false), "nothing was erased");
+        let meant = MeantWebhooks::find(&read, about("2"), |_| false).expect("packs");
         assert_eq!(meant, MeantWebhooks::default(), "nothing is erased twice");
     }
 }
@@ -75,7 +78,7 @@ async fn an_object_is_replaced_also_after_it_was_cut_off_at_any_moment() {
         let (directory, store) = directory();
         let (_, sealed) = sample(&keys);
         let old = opened(&sealed, &keys);
-        let meant = MeantWebhooks::find(&old, is_about("1"), |_| false).expect("packs");
+        let meant = MeantWebhooks::find(&old, about("1"), |_| false).expect("packs");
         let new = || erase::without(&old, &sealed.name, &keys, &meant).expect("an object");
         store.put(&sealed, true).await.expect("a put");
         let first = new();

@@ -2,8 +2,9 @@
 -- Notes a redaction that was delivered, or records a purge.
 -- KEYS  1 redactions  2 times at which they were noted  3 forgotten
 -- ARGV  1 note: Spillway-Id, value
+--         order: name of an order by hand, value
 --         record: record of the purge, number of records to keep, mark of the rewrite that is due, its field
---                 ('' = none), then ids of redactions that are carried out
+--                 ('' = none), then names of notes that are carried out
 --         rewritten: field of the rewrite, mark of the rewrite that is done
 local function now()
   local time = redis.call('TIME')
@@ -12,6 +13,11 @@ end
 if ARGV[1] == 'note' then
   if redis.call('HSETNX', KEYS[1], ARGV[2], ARGV[3]) == 0 then return 0 end
   redis.call('ZADD', KEYS[2], now(), ARGV[2])
+  return 1
+end
+if ARGV[1] == 'order' then
+  redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+  redis.call('ZADD', KEYS[2], 'NX', now(), ARGV[2])
   return 1
 end
 if ARGV[1] == 'rewritten' then

@@ -1,106 +1,267 @@
 //! The archive: objects that hold webhooks of somebody who is meant are replaced by objects without them.
 //!
-//! Only objects up to the archiver's cursor are touched. The archiver looks at packs of objects after its cursor, to
-//! find out what is archived already: without one of them, it would write the pack again.
+//! Only objects up to the archiver's cursor are touched, and only some minutes after they were written. The archiver
+//! looks at packs of objects after its cursor, to find out what is archived already: without one of them, it would
+//! write the pack again. And a leader that lost its lease may still put an object again that was there before.
+
+use std::time::Duration;
 
 use spillway_archive::erase::{self, EraseError, MeantWebhooks};
+use spillway_archive::name::day_of;
 use spillway_archive::{ArchiveObject, ListedObject, ObjectTail, StoreError};
 use spillway_process::error::chain;
 use spillway_webhook::StreamId;
+use spillway_webhook::redaction::is_redaction;
 
+use super::finished::FinishedDays;
 use super::order::PurgeOrders;
 use super::report::PurgeReport;
 use crate::archive::OpenArchive;
 use crate::out::{Progress, count, printable};
 
-/// Search of one cell's objects.
-pub(super) struct ArchivePurge<'a> {
-    /// The archive.
-    pub archive: &'a OpenArchive,
+/// Pauses before an object is tried again that the archive did not give or take.
+const PAUSES: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
+/// Objects in a row that failed in spite of that: the archive is away, and the next purge goes on.
+const FAILED_MAX: u64 = 5;
+/// Times that a day is listed again because objects of it were gone.
+const LISTS_MAX: u32 = 10;
+/// Days that are never recorded as finished: objects of them may still be written.
+const FRESH_DAYS: u64 = 2;
+
+const DAY_MS: u64 = 86_400_000;
+
+/// A cell whose objects are searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SearchedCell {
     /// Id of the cell.
     pub cell: u32,
     /// Cursor of the archiver; `None` if there is none.
     pub cursor: Option<StreamId>,
-    /// Who is meant.
+}
+
+/// Search of an archive.
+pub(super) struct ArchivePurge<'a> {
+    /// The archive.
+    pub archive: &'a OpenArchive,
+    /// Orders, which say who is meant.
     pub orders: &'a PurgeOrders,
+    /// Redis' clock, in milliseconds since the Unix epoch.
+    pub now_ms: u64,
+    /// Time after its writing from which an object is touched.
+    pub settled_after: Duration,
+    /// Days that are finished; `None` in a dry run.
+    pub finished: Option<FinishedDays>,
+    /// Objects that are left to the next purge.
+    pub left: LeftObjects,
+}
+
+/// Objects that are left to the next purge, by reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct LeftObjects {
+    /// After the archiver's cursor.
+    later: u64,
+    /// Written a moment ago.
+    fresh: u64,
+    /// The archive did not give or take them.
+    failed: u64,
+    /// Failures since the last object that did not fail.
+    failed_in_a_row: u64,
+    /// Damaged, or without a key.
+    bad: u64,
+    /// Days whose objects changed all the time.
+    changing: u64,
+}
+
+impl LeftObjects {
+    fn total(self) -> u64 {
+        let Self { later, fresh, failed, failed_in_a_row: _, bad, changing } = self;
+        later + fresh + failed + bad + changing
+    }
+
+    fn tell(self, report: &mut PurgeReport) {
+        for (number, why) in [
+            (self.later, "that the archiver has not settled yet"),
+            (self.fresh, "that was written only minutes ago"),
+            (self.failed, "that the archive did not give or take"),
+        ] {
+            if number > 0 {
+                let objects = count(number, "object");
+                report.pending.push(format!("{objects} of the archive {why}"));
+            }
+        }
+        if self.changing > 0 {
+            let days = count(self.changing, "day");
+            report.pending.push(format!("{days} of the archive, whose objects changed meanwhile"));
+        }
+    }
 }
 
 impl ArchivePurge<'_> {
-    /// Erases the webhooks. What fails is reported, and left to the next purge.
-    pub(super) async fn run(&self, report: &mut PurgeReport) {
-        if let Err(error) = self.days(report).await {
-            let problem = chain(&error);
-            report.pending.push(format!("the archive: {}", printable(problem.as_bytes())));
-        }
-    }
-
-    async fn days(&self, report: &mut PurgeReport) -> Result<(), EraseError> {
-        let store = &self.archive.store;
-        let last = self.orders.last();
-        let mut progress = Progress::new();
-        let mut later = 0;
-        let mut looked_at = 0u64;
-        for day in store.days(self.cell).await? {
-            for object in store.objects(self.cell, &day).await? {
-                if object.name.first > last {
-                    continue;
-                }
-                if self.cursor.is_some_and(|cursor| object.name.last > cursor) {
-                    later += 1;
-                    continue;
-                }
-                looked_at += 1;
-                progress.tell(|| format!("looked at {}, at {day}", count(looked_at, "object")));
-                self.one(&object, report).await?;
+    /// Erases the webhooks from the objects of these cells. What fails is reported, and left to the next purge.
+    pub(super) async fn run(&mut self, cells: &[SearchedCell], report: &mut PurgeReport) {
+        for cell in cells {
+            if let Err(error) = self.days(*cell, report).await {
+                let problem = chain(&error);
+                report.pending.push(format!("the archive: {}", printable(problem.as_bytes())));
+                break;
             }
         }
-        if later > 0 {
-            report.pending.push(format!(
-                "{} of the archive that the archiver has not settled yet",
-                count(later, "object"),
-            ));
+        self.left.tell(report);
+    }
+
+    /// Cells of the archive that are not searched, and hold webhooks of a shop that is meant.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub(super) async fn others(&self, searched: &[SearchedCell]) -> Result<Vec<u32>, StoreError> {
+        let mut found = Vec::new();
+        for cell in self.archive.store.cells().await? {
+            if !searched.iter().any(|one| one.cell == cell) && self.finds_shop(cell).await? {
+                found.push(cell);
+            }
+        }
+        Ok(found)
+    }
+
+    async fn finds_shop(&self, cell: u32) -> Result<bool, StoreError> {
+        let OpenArchive { store, keys } = self.archive;
+        for day in store.days(cell).await? {
+            for object in store.objects(cell, &day).await? {
+                // The key of another cell need not be here.
+                if let Ok(tail) = store.tail(&object, keys).await
+                    && tail.index.shops.may_hold(|shop| self.orders.is_named(shop))
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    async fn days(
+        &mut self,
+        cell: SearchedCell,
+        report: &mut PurgeReport,
+    ) -> Result<(), EraseError> {
+        let fresh_from = day_of(self.now_ms.saturating_sub(FRESH_DAYS * DAY_MS));
+        let mut progress = Progress::new();
+        let mut looked_at = 0u64;
+        let mut is_whole = true;
+        for day in self.archive.store.days(cell.cell).await? {
+            if self.finished.as_ref().is_some_and(|finished| finished.has(cell.cell, &day)) {
+                continue;
+            }
+            let before = self.left.total();
+            let mut lists = 1;
+            while self.day(cell, &day, &mut looked_at, &mut progress, report).await? {
+                lists += 1;
+                if lists > LISTS_MAX {
+                    self.left.changing += 1;
+                    break;
+                }
+            }
+            is_whole &= self.left.total() == before;
+            if let Some(finished) = &mut self.finished
+                && is_whole
+                && day < fresh_from
+            {
+                finished.add(cell.cell, &day).await;
+            }
         }
         Ok(())
     }
 
-    /// Erases the webhooks of one object. One that is damaged or has no key is reported.
-    async fn one(&self, object: &ListedObject, report: &mut PurgeReport) -> Result<(), EraseError> {
-        match self.replaced(object, report).await {
-            // It aged out meanwhile.
-            Err(EraseError::Store(StoreError::Missing(_))) => Ok(()),
-            Err(
-                error @ (EraseError::Store(StoreError::Bad(..) | StoreError::NoKey(..))
-                | EraseError::Unequal(_)),
-            ) => {
-                report.pending.push(printable(chain(&error).as_bytes()));
-                Ok(())
+    /// Looks at the objects of one day. Returns true if one was gone: another one may have taken its place.
+    async fn day(
+        &mut self,
+        cell: SearchedCell,
+        day: &str,
+        looked_at: &mut u64,
+        progress: &mut Progress,
+        report: &mut PurgeReport,
+    ) -> Result<bool, EraseError> {
+        let mut is_changed = false;
+        for object in self.archive.store.objects(cell.cell, day).await? {
+            *looked_at += 1;
+            progress.tell(|| format!("looked at {}, at {day}", count(*looked_at, "object")));
+            is_changed |= self.erase_from(cell, &object, report).await?;
+        }
+        Ok(is_changed)
+    }
+
+    /// Erases the webhooks of one object. Returns true if it is gone. One that is damaged or has no key is reported;
+    /// one that the archive does not give or take is tried again, and left.
+    async fn erase_from(
+        &mut self,
+        cell: SearchedCell,
+        object: &ListedObject,
+        report: &mut PurgeReport,
+    ) -> Result<bool, EraseError> {
+        let mut pauses = PAUSES.iter();
+        loop {
+            let error = match self.replaced(cell, object, report).await {
+                Ok(()) => {
+                    self.left.failed_in_a_row = 0;
+                    return Ok(false);
+                }
+                Err(error) => error,
+            };
+            match error {
+                // It aged out meanwhile, or was replaced.
+                EraseError::Store(StoreError::Missing(_)) => return Ok(true),
+                EraseError::Store(StoreError::Bad(..) | StoreError::NoKey(..))
+                | EraseError::Unequal(_) => {
+                    self.left.bad += 1;
+                    report.pending.push(printable(chain(&error).as_bytes()));
+                    return Ok(false);
+                }
+                EraseError::Store(StoreError::Unavailable(_) | StoreError::Denied(_)) => {
+                    if let Some(pause) = pauses.next() {
+                        tokio::time::sleep(*pause).await;
+                        continue;
+                    }
+                    self.left.failed += 1;
+                    self.left.failed_in_a_row += 1;
+                    if self.left.failed_in_a_row >= FAILED_MAX {
+                        return Err(error);
+                    }
+                    return Ok(false);
+                }
+                error => return Err(error),
             }
-            ended => ended,
         }
     }
 
     async fn replaced(
-        &self,
+        &mut self,
+        cell: SearchedCell,
         listed: &ListedObject,
         report: &mut PurgeReport,
     ) -> Result<(), EraseError> {
         let OpenArchive { store, keys } = self.archive;
         let name = &listed.name;
-        if !self.may_hold(&store.tail(listed, keys).await?) {
+        let tail = store.tail(listed, keys).await?;
+        if !self.may_hold(&tail, name.first > self.orders.last()) {
+            return Ok(());
+        }
+        if cell.cursor.is_some_and(|cursor| name.last > cursor) {
+            self.left.later += 1;
             return Ok(());
         }
         let object = store.object(name, keys).await?;
         let meant = self.find(&object).map_err(|error| StoreError::Bad(Box::new(*name), error))?;
-        report.counts.corrupt += meant.corrupt;
-        if meant.count() == 0 {
-            return Ok(());
-        }
-        if !report.is_dry_run {
+        if meant.count() > 0 && !report.is_dry_run {
+            if is_fresh(listed, self.settled_after, self.now_ms) {
+                self.left.fresh += 1;
+                return Ok(());
+            }
             let new = erase::without(&object, name, keys, &meant)?;
             erase::replace(store, keys, name, &new).await?;
         }
+        report.counts.corrupt += meant.corrupt;
         report.counts.archived += meant.count();
-        report.counts.objects += 1;
+        report.counts.objects += u64::from(meant.count() > 0);
         Ok(())
     }
 
@@ -112,9 +273,53 @@ impl ArchivePurge<'_> {
         )
     }
 
-    /// True if an object may hold something. Its index does not say what is in packs that cannot be decoded.
-    fn may_hold(&self, tail: &ObjectTail) -> bool {
+    /// True if an object may hold something. Its index does not say what is in packs that cannot be decoded. After the
+    /// last order, only the redaction itself may be there again.
+    fn may_hold(&self, tail: &ObjectTail, is_after: bool) -> bool {
         let index = &tail.index;
+        if is_after && !index.topics.may_hold(is_redaction) {
+            return false;
+        }
         index.corrupt_packs() > 0 || index.shops.may_hold(|shop| self.orders.may_mean(shop))
+    }
+}
+
+/// True if another process may still put this object: one whose request takes that long.
+fn is_fresh(listed: &ListedObject, settled_after: Duration, now_ms: u64) -> bool {
+    let after_ms = u64::try_from(settled_after.as_millis()).unwrap_or(u64::MAX);
+    let written_ms = listed.name.last.ms.max(listed.written_ms);
+    after_ms > 0 && written_ms.saturating_add(after_ms) > now_ms
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_archive::ObjectName;
+
+    use super::*;
+
+    #[test]
+    fn an_object_is_touched_minutes_after_it_was_written() {
+        let id = |ms| StreamId { ms, seq: 0 };
+        let name = ObjectName { cell: 1, first: id(1), last: id(9_000), webhooks: 1, tag: 2 };
+        let listed = |written_ms| ListedObject { name, bytes: 100, written_ms };
+        let minute = Duration::from_secs(60);
+        assert!(is_fresh(&listed(5_000), minute, 68_999), "its last entry counts, too");
+        assert!(!is_fresh(&listed(5_000), minute, 69_000));
+        assert!(is_fresh(&listed(50_000), minute, 100_000), "old entries, written just now");
+        assert!(!is_fresh(&listed(50_000), Duration::ZERO, 1_000));
+    }
+
+    #[test]
+    fn objects_that_are_left_make_a_purge_incomplete() {
+        let mut report = PurgeReport::default();
+        LeftObjects::default().tell(&mut report);
+        assert!(report.is_complete());
+        let left =
+            LeftObjects { later: 1, fresh: 2, failed: 3, changing: 1, ..LeftObjects::default() };
+        assert_eq!(left.total(), 7);
+        left.tell(&mut report);
+        assert_eq!(report.pending.len(), 4);
+        let failing = LeftObjects { failed_in_a_row: 2, ..LeftObjects::default() };
+        assert_eq!(failing.total(), 0, "they are counted once");
     }
 }

@@ -7,9 +7,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use serde_json::json;
 use spillway_queue::dead::now_ms;
 use spillway_queue::redactions::{self, PendingRedactions};
 
+use super::hand::HandOrder;
 use super::order::{PurgeOrder, PurgeOrders};
 use super::purge::PurgePlace;
 use super::report::PurgeReport;
@@ -41,16 +43,37 @@ pub(super) async fn run(
             )),
         }
     }
-    let mut report = purge.run(&PurgeOrders::new(orders), is_dry_run).await?;
+    for noted in &pending.by_hand {
+        let order = HandOrder::parse(&noted.order);
+        let order = order.map(|order| PurgeOrder::by_hand(&order, Some(noted.name.clone())));
+        match order {
+            Some(Ok(order)) => orders.push(order),
+            _ => unread.push(format!(
+                "the order {} cannot be read: give it again by hand, then delete its field in redactions and \
+                 redactions:noted",
+                noted.name
+            )),
+        }
+    }
+    let Some(mut report) = purge.run(&PurgeOrders::new(orders), is_dry_run).await? else {
+        let told = "another purge is at work: it is left to that one";
+        if output.is_json() {
+            line(json!({ "dry_run": false, "complete": false, "notes": [told] }))?;
+        } else {
+            line(told)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
     report.pending.extend(unread);
     report.print(output)
 }
 
-/// True if the oldest redaction has waited for half of the time that it has.
+/// True if the oldest redaction has waited for half of the time that it has, or an order by hand was cut off.
 fn is_due(pending: &PendingRedactions, now_ms: u64, within: Duration) -> bool {
     let half_ms = u64::try_from(within.as_millis() / 2).unwrap_or(u64::MAX);
     let oldest = pending.noted.first();
-    oldest.is_some_and(|oldest| now_ms.saturating_sub(oldest.noted_ms) >= half_ms)
+    !pending.by_hand.is_empty()
+        || oldest.is_some_and(|oldest| now_ms.saturating_sub(oldest.noted_ms) >= half_ms)
 }
 
 /// Finishes a purge that was cut off before its rewrite, if there is one.
@@ -81,7 +104,7 @@ async fn nothing_due(
 
 #[cfg(test)]
 mod tests {
-    use spillway_queue::redactions::NotedRedaction;
+    use spillway_queue::redactions::{NotedOrder, NotedRedaction};
     use spillway_webhook::{StreamId, WebhookId};
 
     use super::*;
@@ -103,5 +126,8 @@ mod tests {
         assert!(is_due(&pending, 1_000 + 43_200_000, day));
         assert!(!is_due(&pending, 0, day), "the clock went back");
         assert!(is_due(&pending, 1_500, Duration::from_secs(1)));
+        let by_hand = NotedOrder { name: "hand:1".to_owned(), order: String::new() };
+        pending = PendingRedactions { by_hand: vec![by_hand], ..PendingRedactions::default() };
+        assert!(is_due(&pending, 0, day), "it has begun");
     }
 }

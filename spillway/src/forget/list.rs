@@ -7,7 +7,7 @@ use spillway_webhook::freshness::rfc3339;
 use super::order::PurgeOrder;
 use crate::failure::Failure;
 use crate::format::OutputArgs;
-use crate::out::{line, table};
+use crate::out::{count, line, table};
 use crate::place::CellArgs;
 
 const PENDING: [&str; 4] = ["REDACTION", "KIND", "DELIVERED", "BY"];
@@ -43,6 +43,10 @@ pub(super) async fn run(place: &CellArgs, output: OutputArgs) -> Result<(), Fail
     match pending.noted.is_empty() {
         true => line("no redaction is pending")?,
         false => line(table(&PENDING, rows))?,
+    }
+    if !pending.by_hand.is_empty() {
+        let orders = count(pending.by_hand.len() as u64, "order");
+        line(format_args!("{orders} by hand not finished: `spillway forget --due`"))?;
     }
     if pending.rewrite.is_some() {
         line("a rewrite of the AOF is due: `spillway forget --due`")?;

@@ -2,8 +2,11 @@
 
 use spillway_queue::redactions::NotedRedaction;
 use spillway_webhook::pack::{Pack, View};
-use spillway_webhook::redaction::{NotARedaction, SearchedWebhook};
-use spillway_webhook::{Position, Redaction, StreamId, WebhookId};
+use spillway_webhook::redaction::{MatchedBy, NotARedaction, SearchedWebhook, is_redaction};
+use spillway_webhook::shopify::Headers;
+use spillway_webhook::{Position, Redaction, StreamId, WebhookId, stable_hash};
+
+use super::hand::HandOrder;
 
 /// One redaction to carry out.
 #[derive(Debug, Clone)]
@@ -13,6 +16,8 @@ pub(super) struct PurgeOrder {
     through: Position,
     /// Webhook that asked for it; `None` by hand.
     pub webhook: Option<WebhookId>,
+    /// Name of its note; `None` if there is none.
+    pub note: Option<String>,
 }
 
 /// All redactions of a purge.
@@ -22,7 +27,15 @@ pub(super) struct PurgeOrders(Vec<PurgeOrder>);
 impl PurgeOrder {
     /// Order for everything up to an entry.
     pub(super) fn until(redaction: Redaction, last: StreamId) -> Self {
-        Self { redaction, through: Position::new(last, u32::MAX), webhook: None }
+        Self { redaction, through: Position::new(last, u32::MAX), webhook: None, note: None }
+    }
+
+    /// Order by hand, with the name of its note.
+    ///
+    /// # Errors
+    /// A sentence, if it names nobody.
+    pub(super) fn by_hand(order: &HandOrder, note: Option<String>) -> Result<Self, String> {
+        Ok(Self { note, ..Self::until(order.redaction()?, order.through) })
     }
 
     /// Order for everything up to a redaction that was delivered, with itself.
@@ -39,7 +52,8 @@ impl PurgeOrder {
         let redaction = Redaction::parse(&view, view.body);
         let redaction = redaction.map_err(|error: NotARedaction| error.to_string())?;
         let through = Position::new(entry, index);
-        Ok(Self { redaction, through, webhook: Some(noted.webhook) })
+        let note = Some(noted.webhook.to_string());
+        Ok(Self { redaction, through, webhook: Some(noted.webhook), note })
     }
 
     /// `customer` or `shop`.
@@ -64,15 +78,67 @@ impl PurgeOrders {
         self.0.iter().map(|order| order.through.entry()).max().unwrap_or(StreamId::ZERO)
     }
 
-    /// True if the webhook at a position holds data of somebody who is meant.
-    pub(super) fn is_meant(&self, entry: StreamId, index: u32, view: &View<'_>) -> bool {
+    /// Position up to which somebody is meant; `None` without orders.
+    pub(super) fn through(&self) -> Option<Position> {
+        self.0.iter().map(|order| order.through).max()
+    }
+
+    /// Names of the notes that these orders carry out.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.0.iter().filter_map(|order| order.note.clone()).collect()
+    }
+
+    /// Number by which the same set of orders is known.
+    pub(super) fn subject(&self) -> u64 {
+        let named = |order: &PurgeOrder| {
+            format!("{} {:?}", order.note.as_deref().unwrap_or_default(), order.through)
+        };
+        let mut names: Vec<String> = self.0.iter().map(named).collect();
+        names.sort_unstable();
+        stable_hash::of(&[names.join("\n").as_bytes()])
+    }
+
+    /// Sign by which the webhook at a position holds data of somebody who is meant; `None` if it holds none.
+    pub(super) fn matched(
+        &self,
+        entry: StreamId,
+        index: u32,
+        view: &View<'_>,
+    ) -> Option<MatchedBy> {
         let position = Position::new(entry, index);
-        let mut orders = self.0.iter().filter(|order| position <= order.through).peekable();
-        if orders.peek().is_none() {
-            return false;
+        let (mut earlier, mut repeated) = (Vec::new(), false);
+        let may_repeat = view.topic().is_some_and(|topic| is_redaction(&topic));
+        for order in &self.0 {
+            if position <= order.through {
+                earlier.push(order);
+            } else if may_repeat {
+                // Shopify sends a redaction again whose answer it did not see. It holds the same data.
+                repeated |= order.redaction.is_repeated_by(view, view.body);
+            }
+        }
+        if repeated {
+            return Some(MatchedBy::Id);
+        }
+        if earlier.is_empty() {
+            return None;
         }
         let mut webhook = SearchedWebhook::new(view, view.body);
-        orders.any(|order| order.redaction.is_in(&mut webhook))
+        let mut signs = earlier.iter().filter_map(|order| order.redaction.matched(&mut webhook));
+        let first = signs.next();
+        if first == Some(MatchedBy::Text) && signs.any(|sign| sign == MatchedBy::Id) {
+            return Some(MatchedBy::Id);
+        }
+        first
+    }
+
+    /// True if the webhook at a position holds data of somebody who is meant, whatever shows it.
+    pub(super) fn is_meant(&self, entry: StreamId, index: u32, view: &View<'_>) -> bool {
+        self.matched(entry, index, view).is_some()
+    }
+
+    /// True if this is the shop of an order.
+    pub(super) fn is_named(&self, shop: &[u8]) -> bool {
+        self.0.iter().any(|order| order.redaction.shop().as_bytes().eq_ignore_ascii_case(shop))
     }
 
     /// True if bytes that cannot be decoded show data of somebody who is meant.
@@ -82,9 +148,7 @@ impl PurgeOrders {
 
     /// True if webhooks of a shop may be meant. Some webhooks have no shop in their headers.
     pub(super) fn may_mean(&self, shop: &[u8]) -> bool {
-        let is_of =
-            |order: &PurgeOrder| order.redaction.shop().as_bytes().eq_ignore_ascii_case(shop);
-        shop.is_empty() || self.0.iter().any(is_of)
+        shop.is_empty() || self.is_named(shop)
     }
 }
 
@@ -97,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    const BODY: &str = r#"{"shop_domain":"a.example","customer":{"id":12}}"#;
+    const BODY: &str = r#"{"shop_domain":"a.example","customer":{"id":12},"orders_to_redact":[]}"#;
 
     fn pack(topic: &'static str) -> Bytes {
         let mut headers = HeaderMap::new();
@@ -134,6 +198,13 @@ mod tests {
         assert!(orders.may_mean(b"A.example") && orders.may_mean(b""));
         assert!(!orders.may_mean(b"b.example"));
         assert!(PurgeOrder::of(&noted("orders/create")).is_err());
+        let again = Pack::decode(&pack("customers/redact")).expect("a pack");
+        assert!(
+            orders.is_meant(StreamId { ms: 9, seq: 0 }, 0, &again.view(0)),
+            "it was sent twice"
+        );
+        let request = Pack::decode(&pack("customers/data_request")).expect("a pack");
+        assert!(!orders.is_meant(StreamId { ms: 9, seq: 0 }, 0, &request.view(0)));
     }
 
     #[test]

@@ -7,13 +7,17 @@ use std::time::{Duration, Instant};
 use spillway_archive::args::ArchiveArgs;
 use spillway_process::error::chain;
 use spillway_queue::consumers::{self, ARCHIVE};
+use spillway_queue::dead::now_ms;
+use spillway_queue::purge_lease::{LEASE, PurgeLease};
 use spillway_queue::redactions;
+use spillway_queue::replay::{self, ReplayRecord, ReplayState};
 use spillway_queue::rewrite::{self, RewriteOutcome};
 use spillway_queue::status::{self, CellStatus};
 use spillway_queue::{Connection, QueueError, Redis};
-use spillway_webhook::{StreamId, WebhookId};
+use spillway_webhook::{Position, StreamId};
 
-use super::archived::ArchivePurge;
+use super::archived::{ArchivePurge, LeftObjects, SearchedCell};
+use super::finished::FinishedDays;
 use super::order::PurgeOrders;
 use super::remains::{RemainsLook, corrupt};
 use super::report::PurgeReport;
@@ -26,11 +30,29 @@ use crate::place::CellArgs;
 /// Time for a rewrite of the AOF. Redis writes 100 MB a second and more.
 const REWRITE_PATIENCE: Duration = Duration::from_secs(600);
 
+/// Time between two renewals of the lease.
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// Time without a renewal after which a purge stops: another one may begin soon.
+const UNRENEWED_MAX: Duration = Duration::from_secs(40);
+const _: () = assert!(UNRENEWED_MAX.as_secs() + RENEW_EVERY.as_secs() < LEASE.as_secs());
+
+/// Stores that a purge reaches beside Redis.
+#[derive(Debug, Clone)]
+pub(super) struct ArchiveReach {
+    /// Cells beside the own one.
+    pub cells: Vec<u32>,
+    /// Time after its writing from which an object is touched.
+    pub settled_after: Duration,
+    /// True for an order by hand: an overflow log that was not looked at is reported.
+    pub is_by_hand: bool,
+}
+
 /// Everything that a purge works on.
 pub(super) struct PurgePlace {
     place: CellArgs,
     archive: ArchiveArgs,
     spill_dir: Option<PathBuf>,
+    reach: ArchiveReach,
     /// Redis of the cell.
     pub redis: Redis,
     /// Connection to it.
@@ -45,24 +67,46 @@ impl PurgePlace {
         place: CellArgs,
         archive: ArchiveArgs,
         spill_dir: Option<PathBuf>,
+        reach: ArchiveReach,
     ) -> Result<Self, Failure> {
         let (redis, mut connection) = place.connect().await?;
         let status = status::read(&redis, &mut connection).await?;
         let spill_dir = spill_dir.filter(|directory| !directory.as_os_str().is_empty());
-        Ok(Self { place, archive, spill_dir, redis, connection, status })
+        Ok(Self { place, archive, spill_dir, reach, redis, connection, status })
     }
 
-    /// Purges. Without a dry run, writes the record, and rewrites the AOF if nothing is left.
+    /// Purges, while it has the lease. Returns `None` if another purge is at work. A dry run needs no lease.
     pub(super) async fn run(
         &mut self,
         orders: &PurgeOrders,
         is_dry_run: bool,
+    ) -> Result<Option<PurgeReport>, Failure> {
+        if is_dry_run {
+            return self.purge(orders, None).await.map(Some);
+        }
+        let (redis, mut connection) = self.place.connect().await?;
+        let Some(lease) = PurgeLease::take(&redis, &mut connection).await? else { return Ok(None) };
+        let ended = tokio::select! {
+            ended = self.purge(orders, Some(&lease)) => ended,
+            failure = renew(&lease, &mut connection) => Err(failure),
+        };
+        // Otherwise it ends by itself.
+        lease.release(&mut connection).await.ok();
+        ended.map(Some)
+    }
+
+    /// Purges. With a lease, writes the record, and rewrites the AOF if nothing is left. Without one, it is a dry run.
+    async fn purge(
+        &mut self,
+        orders: &PurgeOrders,
+        lease: Option<&PurgeLease>,
     ) -> Result<PurgeReport, Failure> {
         let began = Instant::now();
-        let mut report = PurgeReport { is_dry_run, ..PurgeReport::default() };
+        let mut report = PurgeReport { is_dry_run: lease.is_none(), ..PurgeReport::default() };
+        self.replays(orders, &mut report).await?;
         self.queue(orders, &mut report).await?;
-        self.overflow(orders, &mut report);
-        self.archived(orders, &mut report).await?;
+        self.overflow(orders, &mut report).await?;
+        self.archived(orders, lease, &mut report).await?;
         let redis = &self.redis;
         report.counts.corrupt += corrupt(redis, &mut self.connection, orders).await?;
         if report.counts.corrupt > 0 {
@@ -72,13 +116,13 @@ impl PurgePlace {
                 count(report.counts.corrupt, "pack"),
             ));
         }
-        if is_dry_run {
+        if report.is_dry_run {
             return Ok(report);
         }
         let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let record = report.record(orders, took_ms);
         if report.is_complete() {
-            let done: Vec<WebhookId> = orders.iter().filter_map(|order| order.webhook).collect();
+            let done = orders.notes();
             let connection = &mut self.connection;
             let mark = redactions::record(&self.redis, connection, &record, Some(&done)).await?;
             self.rewrite(&mark, &mut report).await?;
@@ -97,6 +141,11 @@ impl PurgePlace {
         match rewrite::complete(&mut self.connection, REWRITE_PATIENCE).await {
             Ok(RewriteOutcome::Rewritten) => {}
             Ok(RewriteOutcome::NoAof) => report.notes.push("Redis has no AOF".to_owned()),
+            Ok(RewriteOutcome::NotAllowed) => {
+                let note =
+                    "this Redis does not let us rewrite its AOF: it does that when it chooses to";
+                report.notes.push(note.to_owned());
+            }
             Ok(RewriteOutcome::Failed) => {
                 report.pending.push("Redis could not rewrite its AOF: see its log".to_owned());
                 return Ok(());
@@ -105,9 +154,10 @@ impl PurgePlace {
                 report.pending.push("Redis is still rewriting its AOF".to_owned());
                 return Ok(());
             }
-            Err(error @ QueueError::Refused(_)) => report
-                .notes
-                .push(format!("this Redis rewrites its AOF when it chooses to: {}", chain(&error))),
+            Err(error @ QueueError::Refused(_)) => {
+                report.pending.push(format!("Redis does not rewrite its AOF: {}", chain(&error)));
+                return Ok(());
+            }
             Err(error) => return Err(error.into()),
         }
         Ok(redactions::rewritten(&self.redis, &mut self.connection, mark).await?)
@@ -141,8 +191,40 @@ impl PurgePlace {
         Ok(())
     }
 
-    fn overflow(&self, orders: &PurgeOrders, report: &mut PurgeReport) {
-        let Some(directory) = &self.spill_dir else { return };
+    /// Replays that are being fed with webhooks of before the orders: they bring back what is purged meanwhile.
+    async fn replays(
+        &mut self,
+        orders: &PurgeOrders,
+        report: &mut PurgeReport,
+    ) -> Result<(), Failure> {
+        for consumer in &self.status.consumers {
+            let records = replay::list(&self.redis, &mut self.connection, &consumer.name).await?;
+            for record in records.iter().filter(|record| may_feed(record, orders.through())) {
+                report.pending.push(format!(
+                    "the replay {} of {}, which delivers archived webhooks again: wait for it, or cancel it",
+                    record.id, consumer.name,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    async fn overflow(
+        &mut self,
+        orders: &PurgeOrders,
+        report: &mut PurgeReport,
+    ) -> Result<(), Failure> {
+        let Some(directory) = &self.spill_dir else {
+            if self.reach.is_by_hand
+                && redactions::claims_overflow(&self.redis, &mut self.connection).await?
+            {
+                report.pending.push(
+                    "a receiver has an overflow log, which was not looked at: set SPILL_DIR, as root on its machine"
+                        .to_owned(),
+                );
+            }
+            return Ok(());
+        };
         match spill::look(directory, orders) {
             Ok(found) => {
                 if found.webhooks > 0 {
@@ -158,17 +240,19 @@ impl PurgePlace {
                     ));
                 }
             }
-            Err(error) => report.notes.push(format!(
+            Err(error) => report.pending.push(format!(
                 "the overflow log {} cannot be looked at: {error}",
                 directory.display()
             )),
         }
+        Ok(())
     }
 
     /// Objects of the archive. The cursor is read again: the archiver goes on while a purge works.
     async fn archived(
         &mut self,
         orders: &PurgeOrders,
+        lease: Option<&PurgeLease>,
         report: &mut PurgeReport,
     ) -> Result<(), Failure> {
         let now = status::read(&self.redis, &mut self.connection).await?;
@@ -183,11 +267,84 @@ impl PurgePlace {
             }
             return Ok(());
         }
-        let cell = consumers::cell(&self.redis, &mut self.connection).await?;
-        let Some(cell) = cell else { return Ok(()) };
+        let own = consumers::cell(&self.redis, &mut self.connection).await?;
         let cursor = archiver.map(|archiver| archiver.cursor.parse().unwrap_or(StreamId::ZERO));
+        let own = own.map(|cell| SearchedCell { cell, cursor });
+        let given = self.reach.cells.iter().map(|cell| SearchedCell { cell: *cell, cursor: None });
+        let mut cells: Vec<SearchedCell> = own.into_iter().collect();
+        cells.extend(given.filter(|given| own.is_none_or(|own| own.cell != given.cell)));
         let archive = archive::open(&self.archive)?;
-        ArchivePurge { archive: &archive, cell, cursor, orders }.run(report).await;
+        let finished = match lease {
+            Some(lease) => {
+                let (redis, connection) = self.place.connect().await?;
+                Some(FinishedDays::read(&redis, connection, lease.clone(), orders).await?)
+            }
+            None => None,
+        };
+        let mut purge = ArchivePurge {
+            archive: &archive,
+            orders,
+            now_ms: now_ms(&mut self.connection).await?,
+            settled_after: self.reach.settled_after,
+            finished,
+            left: LeftObjects::default(),
+        };
+        purge.run(&cells, report).await;
+        report.tell_other_cells(purge.others(&cells).await);
         Ok(())
+    }
+}
+
+/// True if a replay may still feed webhooks of before `through`. Shops that are fed later lie anywhere.
+fn may_feed(record: &ReplayRecord, through: Option<Position>) -> bool {
+    let is_before = Some(record.after) < through || record.shops_left > 0;
+    record.state == ReplayState::Running && is_before
+}
+
+/// Renews the lease until that fails.
+async fn renew(lease: &PurgeLease, connection: &mut Connection) -> Failure {
+    let mut renewed = Instant::now();
+    loop {
+        tokio::time::sleep(RENEW_EVERY).await;
+        let asked = Instant::now();
+        match lease.renew(connection).await {
+            Ok(true) => renewed = asked,
+            Ok(false) => {
+                return Failure::Failed(
+                    "another purge has taken over: this one has ended early".to_owned(),
+                );
+            }
+            Err(error) if renewed.elapsed() > UNRENEWED_MAX => return error.into(),
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_running_replay_of_older_webhooks_holds_a_purge_up() {
+        let position = |ms| Position::new(StreamId { ms, seq: 0 }, 0);
+        let record = |state, after, shops_left| ReplayRecord {
+            id: "a1b2c3d4".to_owned(),
+            spec: String::new(),
+            state,
+            step: 1,
+            after: position(after),
+            fed: 0,
+            skipped: 0,
+            shops_left,
+            started_ms: 1,
+            changed_ms: 1,
+        };
+        let may_feed = |state, after, shops_left| {
+            may_feed(&record(state, after, shops_left), Some(position(9)))
+        };
+        assert!(may_feed(ReplayState::Running, 5, 0));
+        assert!(may_feed(ReplayState::Running, 20, 1), "a shop is fed later");
+        assert!(!may_feed(ReplayState::Running, 9, 0));
+        assert!(!may_feed(ReplayState::Done, 5, 1) && !may_feed(ReplayState::Cancelled, 5, 0));
     }
 }

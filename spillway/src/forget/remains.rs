@@ -32,7 +32,7 @@ pub(super) struct RemainsLook<'a> {
     pub connection: &'a mut Connection,
     /// Registered consumers.
     pub consumers: &'a [ConsumerStatus],
-    /// Who is meant.
+    /// Orders, which say who is meant.
     pub orders: &'a PurgeOrders,
 }
 
@@ -85,13 +85,18 @@ impl RemainsLook<'_> {
 
     async fn main(&mut self) -> Result<u64, Failure> {
         let reader = StreamReader::new(self.redis.clone(), "");
-        let last = self.orders.last();
+        // A redaction that was sent twice may stand after the one that is carried out.
+        let mut until = None;
         let mut after = StreamId::ZERO;
         let mut found = 0;
         loop {
             let page = reader.main_after(self.connection, after, PAGE_BYTES).await?;
             let Some(newest) = page.last() else { return Ok(found) };
             after = newest.id;
+            let last = match until {
+                Some(last) => last,
+                None => *until.insert(reader.last(self.connection).await?),
+            };
             for entry in page.iter().take_while(|entry| entry.id <= last) {
                 found += self.in_pack(&entry.pack, |index| (entry.id, index));
             }
@@ -117,8 +122,7 @@ impl RemainsLook<'_> {
 
     async fn lanes(&mut self, reader: &StreamReader) -> Result<u64, Failure> {
         let mut rows = reader.lane_rows(self.connection).await?;
-        let last = self.orders.last();
-        rows.retain(|row| row.first.entry() <= last && self.orders.may_mean(row.shop.as_bytes()));
+        rows.retain(|row| self.orders.may_mean(row.shop.as_bytes()));
         let ids = rows.iter().flat_map(|row| {
             (row.first_chunk..=row.last_chunk).map(|number| ChunkId { lane: row.lane, number })
         });

@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
+use spillway_archive::StoreError;
+use spillway_process::error::chain;
 
 use super::order::PurgeOrders;
 use crate::consent::dry_run;
@@ -34,6 +36,8 @@ pub(super) struct PurgeReport {
     pub pending: Vec<String>,
     /// Other things that an operator should know.
     pub notes: Vec<String>,
+    /// Other cells of the archive that hold webhooks of a shop that is meant.
+    pub other_cells: Vec<u32>,
     /// True if nothing was changed.
     pub is_dry_run: bool,
 }
@@ -73,6 +77,24 @@ impl PurgeReport {
         self.pending.is_empty()
     }
 
+    /// Notes which other cells hold webhooks of a shop that is meant. They may be at work, so they are not touched.
+    pub(super) fn tell_other_cells(&mut self, found: Result<Vec<u32>, StoreError>) {
+        match found {
+            Ok(cells) => self.other_cells = cells,
+            Err(error) => {
+                self.notes.push(format!("other cells of the archive: {}", chain(&error)));
+            }
+        }
+        if !self.other_cells.is_empty() {
+            let named = self.other_cells.iter().map(|cell| format!("{cell:08x}"));
+            self.notes.push(format!(
+                "the archive holds webhooks of this shop from other cells, which stay: {}; a cell that is gone is \
+                 purged with --cell, or FORGET_CELLS for --due",
+                named.collect::<Vec<_>>().join(", "),
+            ));
+        }
+    }
+
     /// The record of the purge. Ids of webhooks and kinds are all that it says of who was meant.
     pub(super) fn record(&self, orders: &PurgeOrders, took_ms: u64) -> String {
         let named = orders.iter().map(|order| {
@@ -83,6 +105,7 @@ impl PurgeReport {
             "redactions": named.collect::<Vec<_>>(),
             "complete": self.is_complete(),
             "purged": self.counts.json(),
+            "other_cells": self.other_cells.len(),
             "took_ms": took_ms,
         })
         .to_string()

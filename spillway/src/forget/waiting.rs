@@ -1,5 +1,5 @@
 //! Waiting webhooks of somebody who is meant: each consumer's leader drops them, as for `spillway queue drop`.
-//! Compliance webhooks stay: they are a legal duty.
+//! Compliance webhooks stay: they are a legal duty. So do those that show the customer by address or number alone.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use spillway_queue::consumers::ConsumerKind;
 use spillway_queue::controls::{self, Filter};
 use spillway_queue::lane::LaneRow;
 use spillway_queue::status::ConsumerStatus;
+use spillway_webhook::redaction::MatchedBy;
 use spillway_webhook::shopify::is_compliance;
 
 use super::order::PurgeOrders;
@@ -31,14 +32,11 @@ pub(super) async fn drop_waiting(
     let name = consumer.name.as_str();
     let mut waiting = Waiting::for_consumer(place, name).await?;
     let meant = orders.clone();
-    let choose = move |met: &Met<'_>| {
-        if !meant.is_meant(met.id.entry, met.id.index, &met.view) {
-            DropChoice::Other
-        } else if is_compliance(met.topic().as_bytes()) {
-            DropChoice::Keep
-        } else {
-            DropChoice::Drop
-        }
+    let choose = move |met: &Met<'_>| match meant.matched(met.id.entry, met.id.index, &met.view) {
+        // What the backend has not seen is never lost for a text that others may have. The remains tell that it waits.
+        None | Some(MatchedBy::Text) => DropChoice::Other,
+        Some(MatchedBy::Id) if is_compliance(met.topic().as_bytes()) => DropChoice::Keep,
+        Some(MatchedBy::Id) => DropChoice::Drop,
     };
     let may_hold = |row: &LaneRow| orders.may_mean(row.shop.as_bytes());
     let named = find(&mut waiting, &Filter::default(), may_hold, choose).await?;

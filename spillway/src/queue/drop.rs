@@ -57,7 +57,7 @@ pub(crate) struct NamedWebhooks {
     pub compliance_kept: u64,
 }
 
-/// What becomes of a waiting webhook.
+/// Choice of what becomes of a waiting webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DropChoice {
     /// It is not meant.

@@ -30,7 +30,7 @@ fn ann() -> Redaction {
 }
 
 fn is_found_in(redaction: &Redaction, headers: &HeaderMap, body: &[u8]) -> bool {
-    redaction.is_in(&mut SearchedWebhook::new(headers, body))
+    redaction.matched(&mut SearchedWebhook::new(headers, body)).is_some()
 }
 
 fn is_in(topic: &str, body: &str) -> bool {
@@ -45,7 +45,7 @@ fn a_redaction_is_read_with_all_that_it_names() {
         phone: Some("+1 (555) 625-1199".to_owned()),
         orders: vec![299_938, 280_263],
     };
-    assert_eq!(ann(), Redaction::of_person(SHOP, expected).unwrap());
+    assert_eq!(ann(), Redaction::of_person(SHOP, expected).unwrap().for_app(None));
     let of_shop = br#"{"shop_id":1,"shop_domain":"b.myshopify.com"}"#;
     let redaction = Redaction::parse(&headers("", "shop/redact"), of_shop).unwrap();
     assert!(redaction.is_of_shop() && redaction.shop() == "b.myshopify.com");
@@ -55,9 +55,119 @@ fn a_redaction_is_read_with_all_that_it_names() {
     assert_eq!(parse(SHOP, "orders/create", "{}"), Err(NotARedaction::Topic));
     assert_eq!(parse(SHOP, "shop/redact", "[]"), Err(NotARedaction::Body));
     assert_eq!(parse("", "shop/redact", "{}"), Err(NotARedaction::NoShop));
-    assert_eq!(parse(SHOP, "shop/redact", "{}"), Ok(()), "the header names it");
-    let nobody = r#"{"customer":{"id":null,"email":""},"orders_to_redact":[]}"#;
-    assert_eq!(parse(SHOP, "customers/redact", nobody), Err(NotARedaction::NoPerson));
+    assert_eq!(parse(SHOP, "shop/redact", "{}"), Err(NotARedaction::NoShop), "no header is signed");
+    let nobody = format!(
+        r#"{{"shop_domain":"{SHOP}","customer":{{"id":0,"email":"","phone":"0000000000"}},"orders_to_redact":[0]}}"#
+    );
+    assert_eq!(parse(SHOP, "customers/redact", &nobody), Err(NotARedaction::NoPerson));
+}
+
+#[test]
+fn headers_that_the_signed_body_does_not_confirm_are_refused() {
+    let customer = r#""shop_domain":"a.myshopify.com","customer":{"id":12}"#;
+    let redact = format!(r#"{{{customer},"orders_to_redact":[]}}"#);
+    let request =
+        format!(r#"{{{customer},"orders_requested":[1],"data_request":{{"id":1}},"x":[]}}"#);
+    let of_shop = r#"{"shop_id":1,"shop_domain":"a.myshopify.com"}"#;
+    let parse = |shop: &str, topic: &str, body: &str| {
+        Redaction::parse(&headers(shop, topic), body.as_bytes()).map(|_| ())
+    };
+    assert_eq!(parse("A.MyShopify.com", "customers/redact", &redact), Ok(()));
+    assert_eq!(parse("", "shop/redact", of_shop), Ok(()), "the body names it");
+    for shop in ["b.myshopify.com", "a.myshopify.com.evil.example"] {
+        assert_eq!(parse(shop, "shop/redact", of_shop), Err(NotARedaction::OtherShop));
+        assert_eq!(parse(shop, "customers/redact", &redact), Err(NotARedaction::OtherShop));
+    }
+    for (topic, body) in [
+        ("shop/redact", redact.as_str()),
+        ("shop/redact", request.as_str()),
+        ("customers/redact", request.as_str()),
+        ("customers/redact", of_shop),
+        ("customers/redact", r#"{"shop_domain":"a.myshopify.com","customer":{"id":12}}"#),
+        ("customers/redact", r#"{"shop_domain":"a.myshopify.com","orders_to_redact":[1]}"#),
+    ] {
+        assert_eq!(parse(SHOP, topic, body), Err(NotARedaction::OtherTopic), "{topic} {body}");
+    }
+}
+
+#[test]
+fn a_redaction_is_of_the_app_that_received_it() {
+    let body = format!(r#"{{"shop_domain":"{SHOP}"}}"#);
+    let with_app = |app: Option<&'static str>, topic: &str| {
+        let mut headers = headers(SHOP, topic);
+        if let Some(app) = app {
+            headers.insert("spillway-app", HeaderValue::from_static(app));
+        }
+        headers
+    };
+    for own in [None, Some("one")] {
+        let redact = with_app(own, "shop/redact");
+        let redaction = Redaction::parse(&redact, body.as_bytes()).unwrap();
+        for other in [None, Some("one"), Some("two")] {
+            let is_found = is_found_in(&redaction, &with_app(other, "orders/create"), b"{}");
+            assert_eq!(is_found, own == other, "{own:?} {other:?}");
+            let again = with_app(other, "shop/redact");
+            assert_eq!(redaction.is_repeated_by(&again, body.as_bytes()), own == other);
+        }
+    }
+    let by_hand = Redaction::of_shop(SHOP);
+    assert!(is_found_in(&by_hand, &with_app(Some("two"), "orders/create"), b"{}"));
+}
+
+#[test]
+fn a_text_alone_is_a_weak_sign_and_none_of_another_customer() {
+    let matched = |topic: &str, body: &str| {
+        ann().matched(&mut SearchedWebhook::new(&headers(SHOP, topic), body.as_bytes()))
+    };
+    let email = "ann.lee@example.com";
+    let only_text = format!(r#"{{"email":"{email}"}}"#);
+    assert_eq!(matched("carts/update", &only_text), Some(MatchedBy::Text));
+    assert_eq!(matched("customers/update", r#"{"id":12}"#), Some(MatchedBy::Id));
+    for (topic, body) in [
+        ("customers/update", format!(r#"{{"email":"{email}","id":13}}"#)),
+        ("orders/create", format!(r#"{{"email":"{email}","customer":{{"id":13}}}}"#)),
+        ("carts/update", r#"{"customer_id":"13","phone":"+15556251199"}"#.to_owned()),
+    ] {
+        assert_eq!(matched(topic, &body), None, "{body}");
+    }
+    let nobody = format!(r#"{{"email":"{email}","customer":{{"id":0}}}}"#);
+    assert_eq!(matched("orders/create", &nobody), Some(MatchedBy::Text));
+    let both =
+        format!(r#"{{"email":"{email}","a":{{"customer_id":13}},"b":{{"customer_id":12}}}}"#);
+    assert_eq!(matched("orders/create", &both), Some(MatchedBy::Id));
+    let person = Person { email: Some(email.to_owned()), ..Person::default() };
+    let unknown_id = Redaction::of_person(SHOP, person).unwrap();
+    let other = format!(r#"{{"email":"{email}","customer":{{"id":13}}}}"#);
+    assert!(is_found_in(&unknown_id, &headers(SHOP, "orders/create"), other.as_bytes()));
+}
+
+#[test]
+fn placeholders_name_nobody() {
+    for (email, phone) in [("none", "123456"), ("@", "0000000000"), ("a@", "+1 111-1111")] {
+        let person = Person {
+            id: Some(0),
+            email: Some(email.to_owned()),
+            phone: Some(phone.to_owned()),
+            orders: vec![0],
+        };
+        assert_eq!(Redaction::of_person(SHOP, person), Err(NotARedaction::NoPerson));
+    }
+    assert!(is_phone("+1 555 625-1199") && is_email("a@b"));
+}
+
+#[test]
+fn a_redaction_that_was_sent_twice_is_known_by_its_customer() {
+    let body = |id: u64, email: &str| {
+        format!(
+            r#"{{"shop_domain":"{SHOP}","customer":{{"id":{id},"email":"{email}"}},"orders_to_redact":[]}}"#
+        )
+    };
+    let is_repeated =
+        |topic: &str, body: &str| ann().is_repeated_by(&headers(SHOP, topic), body.as_bytes());
+    assert!(is_repeated("customers/redact", &body(12, "new@example.com")));
+    assert!(!is_repeated("customers/redact", &body(13, "ann.lee@example.com")));
+    assert!(!is_repeated("customers/update", &body(12, "")));
+    assert!(!is_repeated("shop/redact", &format!(r#"{{"shop_domain":"{SHOP}"}}"#)));
 }
 
 #[test]

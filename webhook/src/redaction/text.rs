@@ -4,8 +4,22 @@
 const PHONE_DIGITS_MIN: usize = 7;
 
 /// Digits of a text.
-pub(super) fn digits_of(text: &str) -> String {
+fn digits_of(text: &str) -> String {
     text.chars().filter(char::is_ascii_digit).collect()
+}
+
+/// True if a text is an email address, as far as it can name somebody.
+pub fn is_email(text: &str) -> bool {
+    let parts = text.trim().rsplit_once('@');
+    parts.is_some_and(|(name, domain)| !name.is_empty() && !domain.is_empty())
+}
+
+/// True if a text is a phone number, as far as it can name somebody. One of few digits, or of one repeated digit, is
+/// a placeholder.
+pub fn is_phone(text: &str) -> bool {
+    let digits = digits_of(text);
+    let is_repeated = digits.bytes().all(|digit| digits.as_bytes().first() == Some(&digit));
+    digits.len() >= PHONE_DIGITS_MIN && !is_repeated
 }
 
 /// True if the text holds this email address as a whole, in letters of any case.
@@ -36,10 +50,10 @@ pub(super) fn holds_email(text: &str, email: &str) -> bool {
 
 /// True if the text is this phone number, however it is written, or holds it without other digits around it.
 pub(super) fn holds_phone(text: &str, phone: &str) -> bool {
-    let digits = digits_of(phone);
-    if digits.len() < PHONE_DIGITS_MIN {
+    if !is_phone(phone) {
         return false;
     }
+    let digits = digits_of(phone);
     let is_of_number = |letter: char| {
         letter.is_ascii_digit()
             || matches!(letter, '+' | '-' | '.' | '/' | '(' | ')')
