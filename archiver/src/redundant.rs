@@ -36,13 +36,13 @@ pub(crate) async fn clean(
 ) {
     let now_ms = access.leader.now_ms();
     for group in chosen(groups(objects), from, now_ms) {
+        let first = group.first().map(|object| object.name.to_string());
         let cleaned = async {
             let group = delete_superseded(&access, &store, group).await?;
             delete_redundant(&access, &store, &group).await
         };
         if let Err(error) = cleaned.await {
             let error = access.failed(&error);
-            let first = group.first().map(|object| object.name.to_string());
             tracing::warn!(error, first, "objects that overlap stay until the next start");
         }
     }

@@ -9,8 +9,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use rand::RngExt;
 use redis::{Script, cmd};
-use spillway_webhook::pack::{Pack, Packer};
-use spillway_webhook::{Redaction, WebhookId};
+use spillway_webhook::WebhookId;
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
@@ -91,26 +90,6 @@ pub async fn note_by_hand(
     let arguments = ["order", &name, order].map(|text| text.as_bytes().to_vec());
     call(redis, connection, &arguments).await?;
     Ok(name)
-}
-
-/// Notes a redaction that an archive holds, in a Redis that was restored from it: the notes of before are lost. A
-/// webhook that is no redaction is left out. Returns true if it was noted.
-///
-/// # Errors
-/// [`QueueError`] from Redis.
-pub async fn note_archived(
-    redis: &Redis,
-    connection: &mut Connection,
-    pack: &Pack,
-    webhook: WebhookId,
-) -> Result<bool, QueueError> {
-    const CONSUMER: &str = "archive";
-    let view = pack.view(webhook.index);
-    if view.is_erased() || Redaction::parse(&view, view.body).is_err() {
-        return Ok(false);
-    }
-    let single = Packer::new().single_out(pack, webhook.index);
-    note(redis, connection, CONSUMER, webhook, &single).await
 }
 
 /// Reads the notes.

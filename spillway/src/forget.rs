@@ -11,7 +11,7 @@ mod archived;
 mod dead;
 mod due;
 mod finished;
-mod hand;
+pub(crate) mod hand;
 mod list;
 mod order;
 mod purge;

@@ -134,7 +134,7 @@ async fn a_step_is_refused_once_somebody_else_is_to_be_forgotten_or_was() {
     assert!(server.ids(REPLAYS).await.is_empty());
     feed.note_redactions(&mut http.connection).await.expect("redis answers");
     feed.apply(&mut http.connection, &first).await.expect("redis answers").expect("it is known");
-    redactions::record(&http.redis, &mut http.connection, "{}", Some(&[webhook(7)]))
+    redactions::record(&http.redis, &mut http.connection, "{}", Some(&[webhook(7).to_string()]))
         .await
         .expect("it is recorded");
     let mut again = started(&mut http).await;

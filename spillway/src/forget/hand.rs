@@ -6,7 +6,7 @@ use spillway_webhook::{Redaction, StreamId, stable_hash};
 
 /// Order of an operator: who is meant, and up to which entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct HandOrder {
+pub(crate) struct HandOrder {
     /// Domain of the shop.
     pub shop: String,
     /// Name of one app; `None` for all of them.
@@ -22,7 +22,7 @@ impl HandOrder {
     ///
     /// # Errors
     /// A sentence, if it names nobody.
-    pub(super) fn redaction(&self) -> Result<Redaction, String> {
+    pub(crate) fn redaction(&self) -> Result<Redaction, String> {
         let redaction = match &self.person {
             Some(person) => Redaction::of_person(self.shop.clone(), person.clone())
                 .map_err(|error| error.to_string())?,
@@ -41,7 +41,7 @@ impl HandOrder {
     }
 
     /// The order as text.
-    pub(super) fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self) -> String {
         let person = self.person.as_ref().map(|person| {
             json!({
                 "id": person.id, "email": person.email, "phone": person.phone,
@@ -54,7 +54,7 @@ impl HandOrder {
     }
 
     /// Reads the text. `None` if it is none.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let read: Value = serde_json::from_str(text).ok()?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let person = match &read["person"] {

@@ -6,7 +6,9 @@
 use spillway_queue::redactions::{NotedRedaction, PendingRedactions};
 use spillway_webhook::pack::{Pack, View};
 use spillway_webhook::redaction::SearchedWebhook;
-use spillway_webhook::{Position, Redaction};
+use spillway_webhook::{Position, Redaction, StreamId};
+
+use crate::forget::hand::HandOrder;
 
 /// Redactions that are not carried out.
 #[derive(Debug, Clone, Default)]
@@ -16,7 +18,8 @@ pub(super) struct PendingPeople(Vec<PendingPerson>);
 #[derive(Debug, Clone)]
 struct PendingPerson {
     redaction: Redaction,
-    /// Position of the redaction's own webhook. What came later stays: the customer may have come back.
+    /// Position of the redaction's own webhook, or the first one after an order by hand. What came later stays: the
+    /// customer may have come back.
     before: Position,
 }
 
@@ -32,6 +35,16 @@ impl PendingPeople {
                 }
             }
         }
+        for noted in &pending.by_hand {
+            let ordered = HandOrder::parse(&noted.order)
+                .and_then(|order| Some((order.redaction().ok()?, order.through)));
+            let Some((redaction, StreamId { ms, seq })) = ordered else {
+                eprintln!("spillway: the order to forget {} cannot be read", noted.name);
+                continue;
+            };
+            let before = Position::new(StreamId { ms, seq: seq.saturating_add(1) }, 0);
+            people.push(PendingPerson { redaction, before });
+        }
         Self(people)
     }
 
@@ -42,7 +55,7 @@ impl PendingPeople {
             return false;
         }
         let mut webhook = SearchedWebhook::new(view, view.body);
-        people.any(|person| person.redaction.is_in(&mut webhook))
+        people.any(|person| person.redaction.matched(&mut webhook).is_some())
     }
 }
 
@@ -62,7 +75,9 @@ mod tests {
     use bytes::Bytes;
     use http::{HeaderMap, HeaderValue};
     use spillway_webhook::pack::{Packer, Records};
-    use spillway_webhook::{StreamId, Webhook, WebhookId};
+    use spillway_webhook::{Webhook, WebhookId};
+
+    use spillway_queue::redactions::NotedOrder;
 
     use super::*;
 
@@ -71,7 +86,9 @@ mod tests {
         headers.insert("x-shopify-topic", HeaderValue::from_static(topic));
         headers.insert("x-shopify-shop-domain", HeaderValue::from_static("a.example"));
         let target = http::uri::PathAndQuery::from_static("/");
-        let body = format!(r#"{{"shop_domain":"a.example","customer":{{"id":{customer}}}}}"#);
+        let body = format!(
+            r#"{{"shop_domain":"a.example","orders_to_redact":[],"customer":{{"id":{customer}}}}}"#
+        );
         let webhook = Webhook { received_at_ms: 7, target, headers, body: body.into() };
         let mut records = Records::default();
         records.push(&webhook);
@@ -102,6 +119,19 @@ mod tests {
         assert!(!people.is_meant(at(4, 9, 9), &other.view(0)));
         assert!(!people.is_meant(at(5, 2, 3), &hers.view(0)), "itself");
         assert!(!people.is_meant(at(6, 0, 0), &hers.view(0)), "she came back");
+        let order = HandOrder {
+            shop: "a.example".to_owned(),
+            app: None,
+            person: None,
+            through: StreamId { ms: 6, seq: 0 },
+        };
+        let noted = NotedOrder { name: "hand:1".to_owned(), order: order.to_json() };
+        let by_hand = PendingPeople::of(&PendingRedactions {
+            by_hand: vec![noted],
+            ..PendingRedactions::default()
+        });
+        assert!(by_hand.is_meant(at(6, 0, 9), &other.view(0)));
+        assert!(!by_hand.is_meant(at(6, 1, 0), &other.view(0)), "after the order");
         assert!(!PendingPeople::default().is_meant(at(4, 0, 0), &hers.view(0)));
     }
 }
