@@ -26,7 +26,7 @@ const LOOKED_AT: usize = 64;
 /// State of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayState {
-    /// It is fed, or can be resumed.
+    /// Fed, or can be resumed.
     Running,
     /// Everything was fed.
     Done,

@@ -60,11 +60,11 @@ pub(crate) struct NamedWebhooks {
 /// Choice of what becomes of a waiting webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DropChoice {
-    /// It is not meant.
+    /// Not meant.
     Other,
-    /// It is meant, and kept because of its topic.
+    /// Meant, and kept because of its topic.
     Keep,
-    /// It is dropped.
+    /// Dropped.
     Drop,
 }
 

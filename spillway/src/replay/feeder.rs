@@ -65,7 +65,7 @@ pub(super) enum FeedPass {
 /// Answer to an offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Offer {
-    /// It is dealt with: fed, held, left, or not wanted. The next one may be offered.
+    /// Dealt with: fed, held, left, or not wanted. The next one may be offered.
     Taken,
     /// There is no room. Offer it again once the step is written and something is settled.
     Wait,

@@ -55,7 +55,7 @@ pub(super) enum SkipReason {
     NotMeant,
     /// The consumer does not deliver it, it still waits there, or it was erased.
     NotForConsumer,
-    /// Its topic is replayed only if it is named.
+    /// A topic that is replayed only if it is named.
     KeptBack,
     /// Somebody in it is to be forgotten.
     Redacted,

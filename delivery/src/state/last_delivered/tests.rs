@@ -1,4 +1,4 @@
-//! What is known of the last delivered state, step by step.
+//! Knowledge of the last delivered state, step by step.
 
 use super::*;
 

@@ -182,7 +182,7 @@ fn set_lanes(
     firsts
 }
 
-/// What a consumer reads of a restored queue.
+/// Webhooks that a consumer reads of a restored queue.
 fn view(
     name: &str,
     queue: &RebuiltQueue,
