@@ -95,7 +95,7 @@ struct ForgetMode {
     #[arg(long)]
     list: bool,
 
-    /// Purge everything of this shop; with --customer, --email, --phone or --order, of one customer
+    /// Purge a customer of this shop, named by --customer, --email, --phone or --order, or everything of it (--all)
     #[arg(short, long, value_parser = filter::shop)]
     shop: Option<String>,
 }
@@ -118,6 +118,10 @@ struct PersonArguments {
     /// Id of an order of the customer; may be given several times
     #[arg(long, requires = "shop", conflicts_with_all = ["due", "list"], value_parser = value_parser!(u64).range(1..))]
     order: Vec<u64>,
+
+    /// Everything of the shop
+    #[arg(long, requires = "shop", conflicts_with_all = ["due", "list", "customer", "email", "phone", "order"])]
+    all: bool,
 
     /// Only webhooks for this app of APPS_FILE; without it, those for all apps
     #[arg(long, requires = "shop", conflicts_with_all = ["due", "list"], value_parser = NonEmptyStringValueParser::new())]
@@ -147,11 +151,16 @@ fn cell(text: &str) -> Result<u32, &'static str> {
 }
 
 impl PersonArguments {
-    /// The app and the customer; no customer if no flag names one, so that all of the shop is meant.
-    fn split(self) -> (Option<String>, Option<Person>) {
-        let Self { customer, email, phone, order, app } = self;
+    /// The app and the customer; no customer if all of the shop is meant.
+    fn split(self) -> Result<(Option<String>, Option<Person>), Failure> {
+        let Self { customer, email, phone, order, all, app } = self;
         let person = Person { id: customer, email, phone, orders: order };
-        (app, (person != Person::default()).then_some(person))
+        let person = (person != Person::default()).then_some(person);
+        if person.is_none() && !all {
+            let told = "name the customer (--customer, --email, --phone, --order), or purge everything of the shop with --all";
+            return Err(Failure::Usage(told.to_owned()));
+        }
+        Ok((app, person))
     }
 }
 
@@ -180,7 +189,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         debug_assert!(mode.due, "BUG: one mode is required");
         return due::run(&mut purge, within, dry_run, output).await;
     };
-    let (app, person) = person.split();
+    let (app, person) = person.split()?;
     let order = HandOrder { shop, app, person, through: newest(&mut purge).await? };
     by_hand(&mut purge, &order, confirmation.yes, output).await
 }
@@ -263,13 +272,19 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_shop_is_meant_unless_a_customer_is_named() {
-        let of = |flags: &[&str]| parsed(flags).expect("good flags").person.split().1;
-        assert_eq!(of(&["--shop", "a.example"]), None);
-        assert_eq!(of(&["--shop", "a.example", "--app", "one"]), None);
+    fn all_of_a_shop_is_meant_only_if_that_is_said() {
+        let of = |flags: &[&str]| {
+            let split = parsed(flags).expect("good flags").person.split();
+            split.map(|(_, person)| person).map_err(|failure| failure.to_string())
+        };
+        for flags in [&["--shop", "a.example"][..], &["--shop", "a.example", "--app", "one"]] {
+            assert!(of(flags).is_err_and(|told| told.contains("--all")));
+            assert_eq!(of(&[flags, &["--all"]].concat()), Ok(None));
+        }
+        assert!(parsed(&["--shop", "a.example", "--all", "--customer", "12"]).is_err());
         let expected = Person { orders: vec![1, 2], ..Person::default() };
         let flags = ["--shop", "a.example", "--order", "1", "--order", "2"];
-        assert_eq!(of(&flags), Some(expected));
+        assert_eq!(of(&flags), Ok(Some(expected)));
         assert_eq!(parsed(&["--due"]).expect("good flags").within, Duration::from_secs(86_400));
     }
 }
