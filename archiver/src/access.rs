@@ -16,6 +16,7 @@ use crate::troubles::Troubles;
 /// First and longest pause between two attempts. It doubles in between. An archive that comes back is found
 /// soon, and one that is overloaded gets few requests.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+const _: () = assert!(PAUSES.0.as_millis() < PAUSES.1.as_millis(), "pauses grow");
 /// Time between two looks at a lease that is not confirmed.
 const LEASE_EVERY: Duration = Duration::from_millis(100);
 /// Most characters of a failure that are shown. The rest is what a server answered, such as a page of HTML.

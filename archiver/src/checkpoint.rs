@@ -23,6 +23,8 @@ const EVERY_MIN: Duration = Duration::from_secs(10);
 const IN_MAX_DELAY: u32 = 6;
 /// Shortest time while a consumer has more lanes than are kept: all rows are read each time, and a million are 300 MB.
 const EVERY_MANY: Duration = Duration::from_secs(60);
+const _: () =
+    assert!(EVERY_MIN.as_secs() < EVERY_MANY.as_secs(), "many lanes are read more rarely");
 /// Time limit for an answer of Redis.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -77,7 +77,7 @@ impl StreamReader {
         // The mark is read first: if something is settled during the other reads, the next
         // settlement is refused.
         let mark = self.mark(connection).await?;
-        let cursor = self.cursor(connection).await?;
+        let cursor = cursor(&self.redis.keys.stream(), &self.consumer, connection).await?;
         let bits = |id: &str, bits: &[u8]| Ok((stream_id(id)?, bits.to_vec()));
         let key = keys.of(&self.consumer).done();
         let packs: u64 = cmd("HLEN").arg(&key).query_async(connection).await?;
@@ -111,20 +111,6 @@ impl StreamReader {
     pub async fn mark(&self, connection: &mut Connection) -> Result<Option<String>, QueueError> {
         let key = self.redis.keys.of(&self.consumer).settled();
         Ok(cmd("GET").arg(key).query_async(connection).await?)
-    }
-
-    /// Reads the consumer's cursor. Every entry up to it is settled.
-    async fn cursor(&self, connection: &mut Connection) -> Result<StreamId, QueueError> {
-        let stream = self.redis.keys.stream();
-        let groups: Vec<HashMap<String, Value>> =
-            match cmd("XINFO").arg("GROUPS").arg(stream).query_async(connection).await {
-                Ok(groups) => groups,
-                // XINFO of a stream that does not exist is an error.
-                Err(error) if error.code() == Some("ERR") => return Err(QueueError::Unregistered),
-                Err(error) => return Err(error.into()),
-            };
-        let group = groups.iter().find(|group| text(group.get("name")) == self.consumer);
-        stream_id(&text(group.ok_or(QueueError::Unregistered)?.get("last-delivered-id")))
     }
 
     /// Returns the id that was given out last in the main stream.
@@ -169,7 +155,7 @@ impl StreamReader {
         if let Some(pack) = self.main_entry(connection, id).await? {
             return Ok(LastRead::of(&Entry { id, pack }) == *last_read);
         }
-        match self.cursor(connection).await {
+        match cursor(&self.redis.keys.stream(), &self.consumer, connection).await {
             Ok(cursor) => Ok(cursor >= id && self.last(connection).await? >= id),
             Err(QueueError::Unregistered) => Ok(false),
             Err(error) => Err(error),
@@ -179,4 +165,21 @@ impl StreamReader {
 
 fn text(value: Option<&Value>) -> String {
     value.and_then(|value| redis::from_redis_value_ref(value).ok()).unwrap_or_default()
+}
+
+/// Reads a consumer's cursor. Every entry up to it is settled.
+async fn cursor(
+    stream: &str,
+    consumer: &str,
+    connection: &mut Connection,
+) -> Result<StreamId, QueueError> {
+    let groups: Vec<HashMap<String, Value>> =
+        match cmd("XINFO").arg("GROUPS").arg(stream).query_async(connection).await {
+            Ok(groups) => groups,
+            // XINFO of a stream that does not exist is an error.
+            Err(error) if error.code() == Some("ERR") => return Err(QueueError::Unregistered),
+            Err(error) => return Err(error.into()),
+        };
+    let group = groups.iter().find(|group| text(group.get("name")) == consumer);
+    stream_id(&text(group.ok_or(QueueError::Unregistered)?.get("last-delivered-id")))
 }

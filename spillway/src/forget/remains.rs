@@ -23,6 +23,7 @@ const CHUNKS: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Shortest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
+const _: () = assert!(PAUSE.as_millis() < PATIENCE.as_millis(), "it looks more than once");
 
 /// Look at what is left.
 pub(super) struct RemainsLook<'a> {

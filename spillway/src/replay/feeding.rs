@@ -31,6 +31,7 @@ const STEP_EVERY: Duration = Duration::from_millis(5);
 const WRITE_EVERY: Duration = Duration::from_secs(1);
 /// Shortest and longest time between two looks at what is settled. A backend that answers at once needs the first.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
+const _: () = assert!(PAUSE.0.as_millis() < PAUSE.1.as_millis(), "pauses grow");
 /// Replays for each of the shortest pauses: a look asks Redis for each of them.
 const LOOKED_AT: usize = 256;
 /// Longest time before another pass that is not the first one of its kind.

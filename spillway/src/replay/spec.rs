@@ -24,6 +24,7 @@ const HELD_MAX: usize = 4096;
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// Shops that are left for a later pass. Each takes about 100 bytes here and in Redis.
 const LEFT_MAX: usize = 100_000;
+const _: () = assert!(SHOP_PART > 1, "one shop never takes all slots while others wait");
 
 /// Topic that ends what an app has with a shop. A second one may end what began since then.
 const UNINSTALLED: &[u8] = b"app/uninstalled";
