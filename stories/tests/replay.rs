@@ -67,6 +67,11 @@ fn load() -> Load {
 impl Replaying {
     /// Stores and delivers three phases of events of the same resources. The second one is the window.
     async fn start(cell: Cell, events: u64) -> Self {
+        Self::start_with(cell, events, 3).await
+    }
+
+    /// Stores and delivers this many phases, of which the one in the middle is the window.
+    async fn start_with(cell: Cell, events: u64, phases: u64) -> Self {
         let archive = ArchiveDirectory::new(&cell.directory().join("archive"));
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
@@ -78,11 +83,11 @@ impl Replaying {
         let ledger = Arc::new(Ledger::default());
         let mut bounds = Vec::new();
         let mut window = BTreeSet::new();
-        for phase in 0..3 {
+        for phase in 0..phases {
             let before = ledger.stored_count();
             let load = Load { events: Some(events), ..load() };
             load.start_after(phase * events, receiver.address(), &ledger).join().await;
-            if phase == 1 {
+            if phase == phases / 2 {
                 window.extend(ledger.stored_after(before));
             }
             // The bounds lie between milliseconds in which something was stored.
@@ -90,10 +95,11 @@ impl Replaying {
             bounds.push(webhook::now());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        ledger.delivered_to(&backend, SOON).await;
+        ledger.delivered_to(&backend, 10 * SOON).await;
         let is_freed = async || redis.stream_len("{spillway}:in").await == 0;
         until("all is delivered and archived", SOON, is_freed).await;
-        let [from, to, _] = bounds.try_into().expect("three phases");
+        let middle = bounds.drain(phases as usize / 2 - 1..).take(2).collect::<Vec<_>>();
+        let [from, to] = middle.try_into().expect("three phases or more");
         let _archiver = archiver;
         Self {
             archive,
@@ -198,10 +204,11 @@ fn expect_in_turn(receipts: &[Receipt]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_is_delivered_again_once_in_order_beside_live_traffic() {
-    let events = size(8, 400);
-    let story = Replaying::start(Cell::measured(), events).await;
+    // A day, and one of its hours.
+    let (events, phases) = size((8, 3), (400, 24));
+    let story = Replaying::start_with(Cell::measured(), events, phases).await;
     let live = Load { connections: 4, pause: Duration::from_millis(20), ..load() };
-    let live = live.start_after(3 * events, story.receiver.address(), &story.ledger);
+    let live = live.start_after(phases * events, story.receiver.address(), &story.ledger);
     let calm = Instant::now();
     tokio::time::sleep(size(Duration::from_secs(3), Duration::from_secs(30))).await;
     let began = Instant::now();
@@ -214,10 +221,11 @@ async fn a_window_is_delivered_again_once_in_order_beside_live_traffic() {
     story.expect_once(&story.window);
     let receipts = story.backend.receipts();
     expect_in_turn(&receipts);
-    for receipt in receipts.iter().filter(|receipt| is_replay(receipt)) {
-        let first = receipts.iter().find(|one| one.spillway_id() == receipt.spillway_id());
-        assert_eq!(first.expect("itself").body_hash, receipt.body_hash);
-        assert!(first.is_some_and(|first| !is_replay(first)), "its id is that of the first time");
+    let mut firsts = BTreeMap::new();
+    for receipt in &receipts {
+        let first = *firsts.entry(receipt.spillway_id()).or_insert(receipt);
+        assert_eq!(first.body_hash, receipt.body_hash);
+        assert!(!is_replay(first), "its id is that of the first time");
     }
     let told: Value = serde_json::from_str(told.lines().last().expect("a line")).expect("JSON");
     assert_eq!(told["fed"], story.window.len(), "{told}");
@@ -229,14 +237,17 @@ async fn a_window_is_delivered_again_once_in_order_beside_live_traffic() {
         let live = delays(&story.ledger, &receipts, &window, |one| !is_replay(one));
         percentile(&live, 0.99)
     };
+    let first = receipts.iter().find(|one| is_replay(one)).expect("a replay").arrived - began;
     let [before, beside] = [p99(calm..began), p99(began..ended)];
     let ratio = beside.as_secs_f64() / before.as_secs_f64();
     say(&format!(
-        "replay: {} webhooks in {:?}; p99 of live traffic {before:?}, beside the replay {beside:?}: {ratio:.2} \
+        "replay: {} of {} webhooks in {:?}, the first after {first:?}, from {read} objects; p99 of live traffic {before:?}, beside the replay {beside:?}: {ratio:.2} \
          times",
         story.window.len(),
+        story.ledger.stored_count(),
         ended - began
     ));
+    assert!(first < size(SOON, Duration::from_secs(5)), "the first one comes after {first:?}");
     assert!(beside < CALM || ratio < size(3.0, 1.5), "live traffic waits for the replay");
 }
 
