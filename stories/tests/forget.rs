@@ -386,7 +386,7 @@ async fn a_purge_beside_another_one_waits_for_it() {
     until("all is archived", SOON, async || cell.is_main_empty().await).await;
     let lease = ["SET", "{spillway}:purge", "another"];
     let _: String = cell.redis.command(&lease).await;
-    let by_hand = ["forget", "--shop", SHOP, "--yes"];
+    let by_hand = ["forget", "--shop", SHOP, "--all", "--yes"];
     let (is_good, told) = cell.spillway(&by_hand).await;
     assert!(!is_good && told.contains("another purge is at work"), "{told}");
     assert!(cell.told(&["forget", "--due"]).await.contains("another purge is at work"));

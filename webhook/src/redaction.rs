@@ -3,7 +3,7 @@
 //! Shopify sends `customers/redact` and `shop/redact`. Their bodies name a shop, and a customer by id, email
 //! address, phone number and orders. A webhook holds data of a customer if it is of the same shop, and one of
 //! these is true:
-//! - A member that [`IDS`] lists holds the id of the customer or of one of the orders.
+//! - A member that `IDS` lists holds the id of the customer or of one of the orders.
 //! - A text anywhere in it holds the email address, the phone number, or the customer or an order as a GraphQL id.
 //! - A header names the customer or one of the orders as its resource.
 //!
