@@ -25,6 +25,9 @@ const IN_MAX_DELAY: u32 = 6;
 const EVERY_MANY: Duration = Duration::from_secs(60);
 const _: () =
     assert!(EVERY_MIN.as_secs() < EVERY_MANY.as_secs(), "many lanes are read more rarely");
+/// Time after which a checkpoint is written again although nothing changed: somebody may have deleted it, or a late write
+/// of a former leader may have taken its place.
+const AGAIN_AFTER: Duration = Duration::from_secs(600);
 /// Time limit for an answer of Redis.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -32,7 +35,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 struct CheckpointWriter<'a> {
     access: &'a ArchiveAccess,
     connection: Option<Connection>,
-    written: Option<Checkpoint>,
+    written: Option<(Checkpoint, Instant)>,
     /// True if a consumer has more lanes than are kept.
     has_many_lanes: bool,
     /// Rows of lanes that could not be read last time.
@@ -89,6 +92,10 @@ impl CheckpointWriter<'_> {
         // One more than are kept: its first position is that of all others.
         let state = read_state(redis, connection, done_max, LANES_MAX + 1).await;
         let state = state.map_err(|error| chain(&error))?;
+        // The consumers of another cell, or none at all, must not take the place of ours.
+        if state.cell.as_deref() != Some(&*format!("{cell:08x}")) {
+            return Err("redis does not hold this cell any more".to_owned());
+        }
         self.has_many_lanes = state.consumers.iter().any(|one| one.lanes.rows.len() > LANES_MAX);
         let unreadable: u64 = state.consumers.iter().map(|one| one.lanes.unreadable).sum();
         if unreadable > self.unreadable {
@@ -100,7 +107,10 @@ impl CheckpointWriter<'_> {
         self.unreadable = unreadable;
         let checkpoint = of_state(cell, state);
         let read_at_ms = checkpoint.read_at_ms;
-        if self.written.as_ref().is_some_and(|written| written.is_same_state(&checkpoint)) {
+        let is_written = self.written.as_ref().is_some_and(|(written, at)| {
+            written.is_same_state(&checkpoint) && at.elapsed() < AGAIN_AFTER
+        });
+        if is_written {
             return Ok(read_at_ms);
         }
         // A leader that lost its lease must not write over what the next one has written since.
@@ -109,7 +119,7 @@ impl CheckpointWriter<'_> {
         let store = store.map_err(|error| access.failed(&error))?;
         let written = checkpoint::write(&store, cell, &checkpoint).await;
         written.map_err(|error| access.failed(&error))?;
-        self.written = Some(checkpoint);
+        self.written = Some((checkpoint, Instant::now()));
         Ok(read_at_ms)
     }
 }

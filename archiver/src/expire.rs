@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use spillway_archive::name::day_of;
 use spillway_archive::{ArchiveStore, ListedObject, ObjectName, StoreError};
+use spillway_process::clock::wall_clock_ms;
 use tokio::time::sleep;
 
 use crate::access::ArchiveAccess;
@@ -37,8 +38,9 @@ pub(crate) async fn run(access: &ArchiveAccess) -> Infallible {
     let mut after = None;
     loop {
         sleep(LOOK_EVERY).await;
-        // The clock of Redis: it gave the entries their ids.
-        let before_ms = access.leader.now_ms().saturating_sub(keep_ms);
+        // The clock of Redis gave the entries their ids. One that is wrong by a year must not delete an archive.
+        let now_ms = access.leader.now_ms().min(wall_clock_ms());
+        let before_ms = now_ms.saturating_sub(keep_ms);
         let mut expiry = ExpiryLook { after, ..ExpiryLook::default() };
         if let Err(error) = delete_before(access, before_ms, &mut expiry).await {
             expiry.note(access.failed(&error));

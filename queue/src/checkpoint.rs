@@ -34,6 +34,9 @@ pub struct QueueState {
     pub consumers: Vec<ConsumerState>,
     /// Redactions that were delivered and are not carried out, sorted.
     pub redactions: Vec<WebhookId>,
+    /// Id of the cell, 8 hexadecimal digits, read last. With another id, or none, Redis was emptied meanwhile, and the
+    /// rest is of no use.
+    pub cell: Option<String>,
 }
 
 /// State of one consumer.
@@ -82,6 +85,7 @@ pub async fn read_state(
     state.consumers.sort_by(|a, b| a.name.cmp(&b.name));
     // After the cursors: what is settled by then is noted by then. What is settled later is delivered again.
     state.redactions = noted(redis, connection).await?;
+    state.cell = cmd("GET").arg(redis.keys.cell()).query_async(connection).await?;
     Ok(state)
 }
 

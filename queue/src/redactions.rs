@@ -75,18 +75,18 @@ pub async fn note(
     Ok(call(redis, connection, &arguments).await? == 1)
 }
 
-/// Notes an order by hand before its purge begins, so that one which is cut off is finished by the next one. A later
-/// order for the same takes the place of an earlier one. Returns the name of the note.
+/// Notes an order by hand, with its number, before its purge begins, so that one which is cut off is finished by the next
+/// one. Returns the name of the note.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
 pub async fn note_by_hand(
     redis: &Redis,
     connection: &mut Connection,
-    subject: u64,
+    number: u64,
     order: &str,
 ) -> Result<String, QueueError> {
-    let name = format!("{BY_HAND}{subject:016x}");
+    let name = format!("{BY_HAND}{number:016x}");
     let arguments = ["order", &name, order].map(|text| text.as_bytes().to_vec());
     call(redis, connection, &arguments).await?;
     Ok(name)

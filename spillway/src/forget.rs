@@ -27,6 +27,7 @@ use std::time::Duration;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, value_parser};
 use spillway_archive::args::ArchiveArgs;
+use spillway_queue::dead::now_ms;
 use spillway_queue::read::StreamReader;
 use spillway_queue::redactions::note_by_hand;
 use spillway_webhook::StreamId;
@@ -204,8 +205,8 @@ async fn by_hand(
     order.redaction().map_err(Failure::Usage)?;
     let note = match is_confirmed {
         true => {
-            let (subject, text) = (order.subject(), order.to_json());
-            Some(note_by_hand(&purge.redis, &mut purge.connection, subject, &text).await?)
+            let (number, text) = (order.number(), order.to_json());
+            Some(note_by_hand(&purge.redis, &mut purge.connection, number, &text).await?)
         }
         false => None,
     };
@@ -219,14 +220,16 @@ async fn by_hand(
     }
 }
 
-/// Id of the newest entry: everything up to it is meant.
+/// Id up to which everything is meant: that of the newest entry, or of now. An archive may hold what a new and empty Redis
+/// never had.
 async fn newest(purge: &mut PurgePlace) -> Result<StreamId, Failure> {
+    let now = StreamId { ms: now_ms(&mut purge.connection).await?, seq: 0 };
     if purge.status.consumers.is_empty() && purge.status.queue.packs == 0 {
         // There may be no stream yet.
-        return Ok(StreamId::ZERO);
+        return Ok(now);
     }
     let reader = StreamReader::new(purge.redis.clone(), "");
-    Ok(reader.last(&mut purge.connection).await?)
+    Ok(now.max(reader.last(&mut purge.connection).await?))
 }
 
 #[cfg(test)]

@@ -145,11 +145,16 @@ impl ArchivePurge<'_> {
         report: &mut PurgeReport,
     ) -> Result<(), EraseError> {
         let fresh_from = day_of(self.now_ms.saturating_sub(FRESH_DAYS * DAY_MS));
+        // An archiver that lags, or begins again with an older Redis, writes more objects of its cursor's day and of
+        // later ones.
+        let settled_from = cell.cursor.map(|cursor| day_of(cursor.ms));
+        let is_settled = |day: &String| settled_from.as_ref().is_none_or(|from| day < from);
         let mut progress = Progress::new();
         let mut looked_at = 0u64;
         let mut is_whole = true;
         for day in self.archive.store.days(cell.cell).await? {
-            if self.finished.as_ref().is_some_and(|finished| finished.has(cell.cell, &day)) {
+            let has = |finished: &FinishedDays| finished.has(cell.cell, &day);
+            if is_settled(&day) && self.finished.as_ref().is_some_and(has) {
                 continue;
             }
             let before = self.left.total();
@@ -165,6 +170,7 @@ impl ArchivePurge<'_> {
             if let Some(finished) = &mut self.finished
                 && is_whole
                 && day < fresh_from
+                && is_settled(&day)
             {
                 finished.add(cell.cell, &day).await;
             }

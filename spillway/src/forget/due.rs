@@ -31,6 +31,11 @@ pub(super) async fn run(
     if !is_due(&pending, now, within) {
         return nothing_due(purge, &pending, now, is_dry_run, output).await;
     }
+    // A rewrite that failed after an earlier purge is tried again, whatever becomes of this one.
+    let mut earlier = PurgeReport { is_dry_run, ..PurgeReport::default() };
+    if let (Some(mark), false) = (&pending.rewrite, is_dry_run) {
+        purge.rewrite(mark, &mut earlier).await?;
+    }
     let mut orders = Vec::new();
     let mut unread = Vec::new();
     for noted in &pending.noted {
@@ -55,6 +60,10 @@ pub(super) async fn run(
             )),
         }
     }
+    if orders.is_empty() {
+        earlier.pending.extend(unread);
+        return earlier.print(output);
+    }
     let Some(mut report) = purge.run(&PurgeOrders::new(orders), is_dry_run).await? else {
         let told = "another purge is at work: it is left to that one";
         if output.is_json() {
@@ -64,6 +73,7 @@ pub(super) async fn run(
         }
         return Ok(ExitCode::SUCCESS);
     };
+    report.pending.extend(earlier.pending);
     report.pending.extend(unread);
     report.print(output)
 }

@@ -173,21 +173,20 @@ impl PurgePlace {
         for consumer in &self.status.consumers {
             waiting::drop_waiting(&self.place, consumer, &shared, report).await?;
         }
-        // After those: a webhook that was under way may have become a dead letter meanwhile.
+        if !report.is_dry_run {
+            let mut remains = RemainsLook {
+                redis: &self.redis,
+                connection: &mut self.connection,
+                consumers: &self.status.consumers,
+                orders,
+            };
+            report.pending.extend(remains.wait().await?);
+        }
+        // After those: a webhook that waited or was under way may have become a dead letter meanwhile.
         for consumer in &self.status.consumers {
             let connection = &mut self.connection;
             dead::drop_dead(&self.redis, connection, &consumer.name, orders, report).await?;
         }
-        if report.is_dry_run {
-            return Ok(());
-        }
-        let mut remains = RemainsLook {
-            redis: &self.redis,
-            connection: &mut self.connection,
-            consumers: &self.status.consumers,
-            orders,
-        };
-        report.pending.extend(remains.wait().await?);
         Ok(())
     }
 
