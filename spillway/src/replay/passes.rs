@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use spillway_archive::chain::groups;
 use spillway_archive::keys::KeyRing;
 use spillway_archive::{ArchiveStore, ListedObject, StoreError};
 use spillway_process::error::chain;
@@ -204,10 +205,15 @@ impl PassReader {
         feeder: &Feeder<FedWebhook>,
     ) -> Result<Vec<ListedObject>, StoreError> {
         let mut found = Vec::new();
-        for object in objects {
-            let tail = patiently(async || self.store.tail(&object, &self.keys).await).await?;
-            if tail.index.shops.may_hold(|label| feeder.is_left(label)) {
-                found.push(object);
+        // Objects that overlap are read together: one may be the other with erased webhooks.
+        for group in groups(objects) {
+            let mut is_meant = false;
+            for object in &group {
+                let tail = patiently(async || self.store.tail(object, &self.keys).await).await?;
+                is_meant |= tail.index.shops.may_hold(|label| feeder.is_left(label));
+            }
+            if is_meant {
+                found.extend(group);
             }
         }
         Ok(found)

@@ -3,16 +3,17 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use spillway_archive::chain::{ChainCheck, MissingEntries};
+use spillway_archive::chain::{ChainCheck, MissingEntries, groups};
 use spillway_archive::keys::KeyRing;
 use spillway_archive::reader::{ArchiveReader, ArchivedPack};
 use spillway_archive::{ArchiveStore, ListedObject, ObjectTail, StoreError};
+use spillway_process::error;
 use spillway_webhook::pack::{Pack, Packer, View};
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{StreamId, lane_hash};
 
 use super::plan::{ConsumerNeeds, LaneFacts, PlannedEntry};
-use crate::out::Progress;
+use crate::out::{Progress, printable};
 
 /// No entry is later.
 const END: StreamId = StreamId { ms: u64::MAX, seq: u64::MAX };
@@ -102,25 +103,52 @@ impl ArchiveSource {
             newest,
         };
         let mut progress = Progress::new();
-        for object in objects {
-            progress.tell(|| format!("looking at {}", object.name));
-            source.look_at(object, &mut chain, consumers).await?;
+        for group in groups(objects) {
+            progress.tell(|| {
+                let first = group.first().map(|object| object.name.to_string());
+                format!("looking at {}", first.unwrap_or_default())
+            });
+            source.look_at(group, &mut chain, consumers).await?;
         }
         Ok(Some(source))
     }
 
-    /// Looks at the next object: for a gap before it, and if it may be needed.
+    /// Looks at the next objects, which overlap: for gaps, and if one of them may be needed. Then all are read: one may
+    /// be the other with erased webhooks. One that is damaged is left out; its packs may lie in the others.
     async fn look_at(
         &mut self,
-        object: ListedObject,
+        group: Vec<ListedObject>,
         chain: &mut ChainCheck,
         consumers: &[ConsumerNeeds],
     ) -> Result<(), StoreError> {
-        let tail = self.archive.store.tail(&object, &self.archive.keys).await?;
-        let gap = chain.add(tail.header.after, object.name.last);
-        self.gaps.extend(gap.filter(|gap| gap.through > self.after));
-        if may_need(&object, &tail, consumers) {
-            self.objects.push(object);
+        let mut readable: Vec<ListedObject> = Vec::new();
+        let mut damaged = Vec::new();
+        let mut is_needed = false;
+        for object in group {
+            let tail = match self.archive.store.tail(&object, &self.archive.keys).await {
+                Ok(tail) => tail,
+                Err(problem @ StoreError::Bad(..)) => {
+                    eprintln!("spillway: {}", printable(error::chain(&problem).as_bytes()));
+                    damaged.push(object.name);
+                    continue;
+                }
+                Err(problem) => return Err(problem),
+            };
+            let gap = chain.add(tail.header.after, object.name.last);
+            self.gaps.extend(gap.filter(|gap| gap.through > self.after));
+            is_needed |= may_need(&object, &tail, consumers);
+            readable.push(object);
+        }
+        for name in damaged {
+            let begins_before = readable.iter().any(|object| object.name.first <= name.first);
+            let ends_after = readable.iter().any(|object| object.name.last >= name.last);
+            if !(begins_before && ends_after) && name.last > self.after {
+                let after = name.first.previous();
+                self.gaps.push(MissingEntries { after, through: name.last });
+            }
+        }
+        if is_needed {
+            self.objects.extend(readable);
         }
         Ok(())
     }
@@ -298,6 +326,41 @@ mod tests {
             assert_eq!((source.span, source.begins_after), ((id(3), id(9)), StreamId::ZERO));
             assert!(!source.grew_meanwhile().await.expect("it is listed"));
         }
+    }
+
+    #[tokio::test]
+    async fn a_damaged_object_is_a_gap_unless_others_hold_its_entries() {
+        let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
+        let directory = tempfile::tempdir().expect("a directory");
+        let url = format!("file://{}", directory.path().display());
+        let url = ArchiveUrl::parse(&url).expect("a URL");
+        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
+        let keys = Arc::new(KeyRing::default());
+        let put = async |after: StreamId, entries: &[StreamId]| {
+            let mut writer = ObjectWriter::new(7, after, &keys).expect("randomness");
+            for entry in entries {
+                writer.add(*entry, pack(&["a"]).bytes);
+            }
+            let sealed = writer.finish().expect("packs");
+            store.put(&sealed, true).await.expect("stored");
+            directory.path().join(sealed.name.to_string())
+        };
+        let bad = put(StreamId::ZERO, &[id(3)]).await;
+        put(id(3), &[id(9)]).await;
+        std::fs::write(bad, "half of it").expect("damage it");
+        let found = async || {
+            let archive = RestoreArchive { store: store.clone(), keys: keys.clone() };
+            let needs = [ConsumerNeeds::after("http", None, StreamId::ZERO)];
+            let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
+            found.expect("objects")
+        };
+        let source = found().await;
+        let gap = MissingEntries { after: id(2), through: id(3) };
+        assert!(source.gaps.contains(&gap), "{:?}", source.gaps);
+        assert_eq!(source.objects.len(), 1);
+        put(StreamId::ZERO, &[id(1), id(3), id(5)]).await;
+        let source = found().await;
+        assert_eq!((source.gaps.len(), source.objects.len()), (0, 2));
     }
 
     #[test]
