@@ -110,12 +110,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let status = status::read(&redis, &mut connection).await?;
     ensure_empty(&status)?;
     let own = consumers::cell(&redis, &mut connection).await?;
-    if arguments.confirmation.yes {
-        // Reading takes long: no receiver and no consumer may begin meanwhile.
-        rebuild::hold(&redis, &mut connection).await?;
-    }
+    // Reading takes long: no receiver and no consumer may begin meanwhile. The mark of another run stays its own.
+    let is_held = arguments.confirmation.yes && rebuild::hold(&redis, &mut connection).await?;
     let restored = restore(&arguments, &redis, &status, own).await;
-    if restored.is_err() && arguments.confirmation.yes {
+    if restored.is_err() && is_held {
         release(&arguments.place).await;
     }
     restored.map(|()| ExitCode::SUCCESS)
