@@ -203,7 +203,7 @@ fn expect_in_turn(receipts: &[Receipt]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_is_delivered_again_once_in_order_beside_live_traffic() {
     // A day, and one of its hours.
-    let (events, phases) = size((8, 3), (400, 24));
+    let (events, phases) = size((8, 3), (100, 24));
     let story = Replaying::start_with(Cell::measured(), events, phases).await;
     let live = Load { connections: 4, pause: Duration::from_millis(20), ..load() };
     let live = live.start_after(phases * events, story.receiver.address(), &story.ledger);
@@ -211,7 +211,7 @@ async fn a_window_is_delivered_again_once_in_order_beside_live_traffic() {
     tokio::time::sleep(size(Duration::from_secs(3), Duration::from_secs(30))).await;
     let began = Instant::now();
     // In the full size with a bound, as beside live traffic of which the machine can bear little more.
-    let rate = size("100000", "400");
+    let rate = size("100000", "200");
     let told = story.told(&story.of_window(&["--yes", "--rate", rate, "-o", "json"])).await;
     story.settled().await;
     let ended = Instant::now();
