@@ -5,7 +5,7 @@
 //! JSON, in one line
 //! CRC-32 (IEEE) of that line without its end, 8 hexadecimal digits
 //! ```
-//! It holds no webhook, and shops as hashes only. So it is not encrypted.
+//! A checkpoint holds no webhook, and shops as hashes only. So it is not encrypted.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
