@@ -274,12 +274,11 @@ fn facts(webhook: &View<'_>) -> LaneFacts {
 
 #[cfg(test)]
 mod tests {
-    use spillway_archive::ObjectWriter;
-    use spillway_archive::store::ArchiveUrl;
     use spillway_webhook::Webhook;
     use spillway_webhook::pack::Records;
 
     use super::*;
+    use crate::testing::TestArchive;
 
     fn source(bytes: &[u8]) -> SourcePack {
         let entry = StreamId { ms: 5, seq: 0 };
@@ -297,6 +296,10 @@ mod tests {
         source(Packer::new().pack(&records))
     }
 
+    fn opened(archived: &TestArchive) -> RestoreArchive {
+        RestoreArchive { store: Arc::new(archived.open()), keys: archived.keys.clone() }
+    }
+
     fn erased(pack: &SourcePack, index: u32) -> SourcePack {
         let pack = pack.pack.as_ref().expect("a pack");
         source(Packer::new().erase(pack, |at| at == index))
@@ -305,20 +308,14 @@ mod tests {
     #[tokio::test]
     async fn gaps_count_where_a_consumer_needs_something() {
         let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
-        let directory = tempfile::tempdir().expect("a directory");
-        let url = format!("file://{}", directory.path().display());
-        let url = ArchiveUrl::parse(&url).expect("a URL");
-        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
-        let keys = Arc::new(KeyRing::default());
+        let archived = TestArchive::new();
         for (after, entry) in [(StreamId::ZERO, id(3)), (id(5), id(9))] {
-            let mut writer = ObjectWriter::new(7, after, &keys).expect("randomness");
-            writer.add(entry, pack(&["a"]).bytes);
-            store.put(&writer.finish().expect("packs"), true).await.expect("stored");
+            archived.put(7, after, vec![(entry, pack(&["a"]).bytes)]).await;
         }
         let gap = MissingEntries { after: id(3), through: id(5) };
         let needed = [(StreamId::ZERO, vec![gap]), (id(4), vec![gap]), (id(5), vec![])];
         for (cursor, gaps) in needed {
-            let archive = RestoreArchive { store: store.clone(), keys: keys.clone() };
+            let archive = opened(&archived);
             let needs = [ConsumerNeeds::after("http", None, cursor)];
             let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
             let source = found.expect("objects");
@@ -331,25 +328,17 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_object_is_a_gap_unless_others_hold_its_entries() {
         let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
-        let directory = tempfile::tempdir().expect("a directory");
-        let url = format!("file://{}", directory.path().display());
-        let url = ArchiveUrl::parse(&url).expect("a URL");
-        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
-        let keys = Arc::new(KeyRing::default());
+        let archived = TestArchive::new();
         let put = async |after: StreamId, entries: &[StreamId]| {
-            let mut writer = ObjectWriter::new(7, after, &keys).expect("randomness");
-            for entry in entries {
-                writer.add(*entry, pack(&["a"]).bytes);
-            }
-            let sealed = writer.finish().expect("packs");
-            store.put(&sealed, true).await.expect("stored");
-            directory.path().join(sealed.name.to_string())
+            let packs = entries.iter().map(|entry| (*entry, pack(&["a"]).bytes));
+            let name = archived.put(7, after, packs.collect()).await;
+            archived.path().join(name.to_string())
         };
         let bad = put(StreamId::ZERO, &[id(3)]).await;
         put(id(3), &[id(9)]).await;
         std::fs::write(bad, "half of it").expect("damage it");
         let found = async || {
-            let archive = RestoreArchive { store: store.clone(), keys: keys.clone() };
+            let archive = opened(&archived);
             let needs = [ConsumerNeeds::after("http", None, StreamId::ZERO)];
             let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
             found.expect("objects")
