@@ -19,30 +19,31 @@ use stories::traces::traces;
 use stories::until::until;
 use stories::webhook::Webhook;
 
-const SOON: Duration = Duration::from_secs(90);
-const SHOP: &str = "first.myshopify.com";
-const OTHER_SHOP: &str = "second.myshopify.com";
+pub(crate) const SOON: Duration = Duration::from_secs(90);
+pub(crate) const SHOP: &str = "first.myshopify.com";
+pub(crate) const OTHER_SHOP: &str = "second.myshopify.com";
 /// Shop whose orders are delivered while those of the others wait.
 const FLOWING_SHOP: &str = "third.myshopify.com";
 /// Everything by which the customer is known.
-const ANN: [&str; 4] = ["7702398465123", "ann.lee@example.com", "15556251199", "5551112223334"];
+pub(crate) const ANN: [&str; 4] =
+    ["7702398465123", "ann.lee@example.com", "15556251199", "5551112223334"];
 /// Webhook that shows her by her address alone.
 const BY_ADDRESS: &str = "ann-2";
 const KEY: &str = "first AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n";
 
 /// A cell that archives, delivers everything to one backend, and orders to another one.
-struct Remembering {
-    archive: ArchiveDirectory,
+pub(crate) struct Remembering {
+    pub(crate) archive: ArchiveDirectory,
     key_file: Option<PathBuf>,
-    backend: Backend,
-    billing: Backend,
-    redis: RedisServer,
-    receiver: Service,
-    _consumers: [Service; 3],
-    cell: Cell,
+    pub(crate) backend: Backend,
+    pub(crate) billing: Backend,
+    pub(crate) redis: RedisServer,
+    pub(crate) receiver: Service,
+    pub(crate) consumers: [Service; 3],
+    pub(crate) cell: Cell,
 }
 
-fn webhook(shop: &str, topic: &str, id: &str, body: &Value) -> Webhook {
+pub(crate) fn webhook(shop: &str, topic: &str, id: &str, body: &Value) -> Webhook {
     Webhook::product(1, id, body.to_string().into_bytes())
         .without("X-Shopify-Product-Id")
         .with("X-Shopify-Shop-Domain", shop)
@@ -50,7 +51,7 @@ fn webhook(shop: &str, topic: &str, id: &str, body: &Value) -> Webhook {
 }
 
 /// Webhooks that show Ann, each in another way.
-fn of_ann() -> Vec<(&'static str, Value)> {
+pub(crate) fn of_ann() -> Vec<(&'static str, Value)> {
     vec![
         (
             "customers/update",
@@ -76,7 +77,7 @@ fn of_ann() -> Vec<(&'static str, Value)> {
 }
 
 /// Webhooks about another customer, of the same topics.
-fn of_bob() -> Vec<(&'static str, Value)> {
+pub(crate) fn of_bob() -> Vec<(&'static str, Value)> {
     vec![
         ("customers/update", json!({ "id": 77, "email": "bob@example.com" })),
         ("orders/create", json!({ "id": 55, "customer": { "id": 77 }, "note": "y".repeat(300) })),
@@ -84,7 +85,7 @@ fn of_bob() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn redaction() -> Value {
+pub(crate) fn redaction() -> Value {
     json!({
         "shop_domain": SHOP, "orders_to_redact": [5_551_112_223_334_u64],
         "customer": { "id": 7_702_398_465_123_u64, "email": "ann.lee@example.com", "phone": "+15556251199" },
@@ -92,7 +93,7 @@ fn redaction() -> Value {
 }
 
 impl Remembering {
-    async fn start(is_encrypted: bool) -> Self {
+    pub(crate) async fn start(is_encrypted: bool) -> Self {
         let cell = Cell::busy();
         let archive = ArchiveDirectory::new(&cell.directory().join("archive"));
         // Text in place of the compact form of Redis, which a search cannot read.
@@ -121,10 +122,15 @@ impl Remembering {
         for consumer in &consumers {
             consumer.leads().await;
         }
-        Self { archive, key_file, backend, billing, redis, receiver, _consumers: consumers, cell }
+        Self { archive, key_file, backend, billing, redis, receiver, consumers, cell }
     }
 
-    async fn post(&self, shop: &str, prefix: &str, webhooks: Vec<(&'static str, Value)>) {
+    pub(crate) async fn post(
+        &self,
+        shop: &str,
+        prefix: &str,
+        webhooks: Vec<(&'static str, Value)>,
+    ) {
         for (number, (topic, body)) in webhooks.iter().enumerate() {
             let webhook = webhook(shop, topic, &format!("{prefix}-{number}"), body);
             assert_eq!(post(self.receiver.address(), &webhook).await.status, 200);
@@ -156,11 +162,11 @@ impl Remembering {
         waiting.unwrap_or(0)
     }
 
-    async fn is_main_empty(&self) -> bool {
+    pub(crate) async fn is_main_empty(&self) -> bool {
         self.redis.stream_len("{spillway}:in").await == 0
     }
 
-    async fn pending(&self) -> u64 {
+    pub(crate) async fn pending(&self) -> u64 {
         self.redis.command(&["HLEN", "{spillway}:redactions"]).await
     }
 
@@ -190,7 +196,7 @@ impl Remembering {
     }
 
     /// Runs the operators' command. Returns whether it succeeded, and its output.
-    async fn spillway(&self, arguments: &[&str]) -> (bool, String) {
+    pub(crate) async fn spillway(&self, arguments: &[&str]) -> (bool, String) {
         let settings = self.settings();
         let settings: Vec<(&str, &str)> =
             settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -200,14 +206,20 @@ impl Remembering {
         (output.status.success(), String::from_utf8_lossy(&told).into_owned())
     }
 
-    async fn told(&self, arguments: &[&str]) -> String {
+    pub(crate) async fn told(&self, arguments: &[&str]) -> String {
         let (is_good, told) = self.spillway(arguments).await;
         assert!(is_good, "{arguments:?}: {told}");
         told
     }
 
+    /// Pending redactions and records of purges.
+    pub(crate) async fn records(&self) -> Vec<Value> {
+        let listed = self.told(&["forget", "--list", "-o", "json"]).await;
+        listed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
     /// Runs the purge until nothing is noted.
-    async fn purge(&self) {
+    pub(crate) async fn purge(&self) {
         until("everything is purged", SOON, async || {
             self.spillway(&["forget", "--due"]).await;
             self.pending().await == 0
@@ -216,14 +228,14 @@ impl Remembering {
     }
 
     /// Body of a webhook as the archive shows it; `None` if it does not.
-    async fn archived(&self, id: &str) -> Option<String> {
+    pub(crate) async fn archived(&self, id: &str) -> Option<String> {
         let (is_there, told) =
             self.spillway(&["archive", "show", "--webhook-id", id, "--body"]).await;
         is_there.then_some(told)
     }
 
     /// Checks that no file shows these texts, and that the archive is whole.
-    async fn expect_forgotten(&self, texts: &[&str]) {
+    pub(crate) async fn expect_forgotten(&self, texts: &[&str]) {
         // Redis deletes the files of before the rewrite in the background.
         let is_gone = async || {
             let left = traces(self.cell.directory(), texts);
@@ -236,7 +248,7 @@ impl Remembering {
         assert!(self.told(&["archive", "verify"]).await.contains("0 problems"));
     }
 
-    async fn expect_others(&self) {
+    pub(crate) async fn expect_others(&self) {
         for (prefix, webhooks) in [("bob", of_bob()), ("other", of_bob())] {
             for (number, (_, body)) in webhooks.iter().enumerate() {
                 let id = format!("{prefix}-{number}");
@@ -278,10 +290,9 @@ async fn a_customer_is_forgotten(is_encrypted: bool) {
             .collect();
         assert_eq!(cell.archive.webhooks(), left, "the others are as they were");
     }
-    let records = cell.told(&["forget", "--list", "-o", "json"]).await;
-    assert!(ANN.iter().all(|text| !records.contains(text)), "{records}");
-    let records: Vec<Value> =
-        records.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let records = cell.records().await;
+    let told = format!("{records:?}");
+    assert!(ANN.iter().all(|text| !told.contains(text)), "{told}");
     assert_eq!(records[0]["complete"], true);
     assert_eq!(records[0]["redactions"][0]["kind"], "customer");
     let purged = |store: &str| -> u64 {
