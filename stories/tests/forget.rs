@@ -156,7 +156,7 @@ impl Remembering {
         until("all is archived", SOON, async || self.is_main_empty().await).await;
     }
 
-    async fn in_lanes(&self) -> u64 {
+    pub(crate) async fn in_lanes(&self) -> u64 {
         let field = ["HGET", "{spillway}:counts", "lanes:billing"];
         let waiting: Option<u64> = self.redis.command(&field).await;
         waiting.unwrap_or(0)
