@@ -22,10 +22,15 @@ use crate::forget::{Remembering, SOON, webhook};
 const SHOPS: u64 = 20;
 /// Of so many rows of one customer of each shop, one is forgotten.
 const FORGOTTEN_OF: u64 = 50;
+const FORGOTTEN_ROW: u64 = 7;
 /// Shops up to this one have orders that wait in lanes.
 const WAITING_MAX: u64 = 5;
 /// The shop whose carts become dead letters.
 const REFUSED: u64 = 6;
+/// Sequence number of the first `carts/update` of a customer.
+const FIRST_CART: u64 = 2;
+/// First order of a customer whose orders are delivered while those of others wait.
+const FLOWING: Event = Event { resource: SHOPS - 1, sequence: 2_000_001 };
 /// Sequence number of a redaction, after those of all other webhooks.
 const REDACTION: u64 = 1_000_000;
 /// Each shows one who is forgotten, and nobody else: beginnings of their ids, addresses and orders.
@@ -43,8 +48,12 @@ fn amounts() -> (u64, u64) {
     size((200, 5), (5_000, 24))
 }
 
+fn row_of(customer: u64) -> u64 {
+    customer / SHOPS % FORGOTTEN_OF
+}
+
 fn is_forgotten(customer: u64) -> bool {
-    (customer / SHOPS) % FORGOTTEN_OF == 7
+    row_of(customer) == FORGOTTEN_ROW
 }
 
 fn shop_of(customer: u64) -> u64 {
@@ -77,6 +86,8 @@ fn email_of(customer: u64) -> String {
 fn of_customer(event: Event) -> Webhook {
     let Event { resource: customer, sequence } = event;
     let id = id_of(customer);
+    // Of a cart, a checkout or a fulfillment: each is another one.
+    let own = sequence * 100_000 + customer;
     let note = "n".repeat(100 + (customer % 7) as usize * 30);
     let body = match topic_of(event) {
         "customers/update" => {
@@ -85,9 +96,9 @@ fn of_customer(event: Event) -> Webhook {
         "orders/create" => {
             json!({ "id": order_of(customer), "customer": { "id": id }, "note": note, "sequence": sequence })
         }
-        "carts/update" => json!({ "id": sequence, "customer_id": id, "note": note }),
-        "fulfillments/create" => json!({ "id": sequence, "order_id": order_of(customer) }),
-        _ => json!({ "id": sequence, "email": email_of(customer), "note": note }),
+        "carts/update" => json!({ "id": own, "customer_id": id, "note": note }),
+        "fulfillments/create" => json!({ "id": own, "order_id": order_of(customer) }),
+        _ => json!({ "id": own, "email": email_of(customer), "note": note }),
     };
     webhook(&shop::domain(shop_of(customer)), topic_of(event), &event.webhook_id(), &body)
 }
@@ -110,27 +121,35 @@ fn waits(event: &Event) -> bool {
     topic_of(*event).starts_with("orders/") && shop_of(event.resource) <= WAITING_MAX
 }
 
+/// True for the first cart of some customers, of whom half are forgotten. A lane with many of them would be stopped.
 fn is_dead(event: &Event) -> bool {
-    topic_of(*event) == "carts/update" && shop_of(event.resource) == REFUSED
+    let is_of_row = [FORGOTTEN_ROW, FORGOTTEN_ROW + 1].contains(&row_of(event.resource));
+    is_of_row && shop_of(event.resource) == REFUSED && event.sequence == FIRST_CART
 }
 
 /// A cell in which some webhooks wait, some are dead letters, and the others are delivered; all are archived.
 async fn filled(ledger: &Arc<Ledger>, events: &[Event]) -> Remembering {
     let cell = Remembering::start(false).await;
-    let refused = shop::domain(REFUSED);
-    cell.backend.behave(move |receipt| {
-        let is_refused = receipt.topic() == "carts/update" && receipt.shop() == refused;
-        if is_refused { Behaviour::status(422) } else { Behaviour::ok() }
+    cell.backend.behave(|receipt| {
+        if is_dead(&receipt.event()) { Behaviour::status(422) } else { Behaviour::ok() }
     });
     let failing: Vec<String> = (1..=WAITING_MAX).map(shop::domain).collect();
     cell.billing.behave(move |receipt| {
         let fails = failing.iter().any(|shop| shop == receipt.shop());
         if fails { Behaviour::status(503) } else { Behaviour::ok() }
     });
+    let feed = Feed::to(cell.receiver.address(), ledger);
     let items = events.iter().map(|event| (*event, of_customer(*event))).collect();
-    Feed::to(cell.receiver.address(), ledger).store(items).await;
+    feed.store(items).await;
     let waiting = events.iter().filter(|event| waits(event)).count() as u64;
-    until("orders wait in lanes", 4 * SOON, async || cell.in_lanes().await == waiting).await;
+    let mut flowing = FLOWING;
+    until("orders wait in lanes", 4 * SOON, async || {
+        // While nothing succeeds, a backend is taken for down, and nothing moves into lanes.
+        feed.store(vec![(flowing, of_customer(flowing))]).await;
+        flowing.sequence += TOPICS.len() as u64;
+        cell.in_lanes().await == waiting
+    })
+    .await;
     until("all is archived", 4 * SOON, async || cell.is_main_empty().await).await;
     cell
 }
@@ -146,7 +165,7 @@ async fn of_many_customers_those_who_are_forgotten_leave_no_trace_and_all_others
     let cell = filled(&ledger, &events).await;
     let forgotten: Vec<u64> = (0..customers).filter(|customer| is_forgotten(*customer)).collect();
     let mut kept = cell.archive.webhooks();
-    assert_eq!(kept.len(), events.len());
+    assert!(kept.len() >= events.len(), "all of them, and some that flowed");
     kept.retain(|one| !is_forgotten(event_of(one).resource));
 
     let redactions = forgotten.iter().map(|customer| redaction_of(*customer)).collect();
