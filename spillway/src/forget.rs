@@ -35,7 +35,7 @@ use spillway_webhook::redaction::{Person, is_email, is_phone};
 
 use self::hand::HandOrder;
 use self::order::{PurgeOrder, PurgeOrders};
-use self::purge::{ArchiveReach, PurgePlace};
+use self::purge::{PurgePlace, PurgeReach};
 use crate::consent::Confirmation;
 use crate::failure::Failure;
 use crate::filter;
@@ -68,6 +68,10 @@ pub(crate) struct Arguments {
     /// Time after its writing from which an object of the archive is touched
     #[arg(long, env = "FORGET_SETTLED_AFTER", default_value = "10m", hide = true, value_parser = humantime::parse_duration)]
     settled_after: Duration,
+
+    /// Time for which a purge waits until nothing is left in Redis. What takes longer is left to the next purge
+    #[arg(long, env = "FORGET_PATIENCE", default_value = "10s", hide = true, value_parser = humantime::parse_duration)]
+    patience: Duration,
 
     /// Time after its delivery within which a redaction is carried out: --due begins after half of it
     #[arg(long, env = "REDACT_WITHIN", value_name = "DURATION", default_value = "24h", value_parser = within)]
@@ -175,6 +179,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         person,
         cells,
         settled_after,
+        patience,
         within,
         confirmation,
         dry_run,
@@ -184,7 +189,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         list::run(&place, output).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let reach = ArchiveReach { cells, settled_after, is_by_hand: !mode.due };
+    let reach = PurgeReach { cells, settled_after, patience, is_by_hand: !mode.due };
     let mut purge = PurgePlace::open(place, archive, spill_dir, reach).await?;
     let Some(shop) = mode.shop else {
         debug_assert!(mode.due, "BUG: one mode is required");

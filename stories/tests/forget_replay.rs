@@ -66,6 +66,7 @@ async fn purge(story: &Replaying) -> u64 {
         ("ARCHIVE_URL", archive.as_str()),
         ("REDACT_WITHIN", "1s"),
         ("FORGET_SETTLED_AFTER", "0s"),
+        ("FORGET_PATIENCE", "3s"),
     ];
     let mut held_up = 0;
     until("everything is purged", SOON, async || {

@@ -208,7 +208,7 @@ async fn a_window_is_delivered_again_once_in_order_beside_live_traffic() {
     let live = Load { connections: 4, pause: Duration::from_millis(20), ..load() };
     let live = live.start_after(phases * events, story.receiver.address(), &story.ledger);
     let calm = Instant::now();
-    tokio::time::sleep(size(Duration::from_secs(3), Duration::from_secs(30))).await;
+    tokio::time::sleep(size(Duration::from_secs(1), Duration::from_secs(30))).await;
     let began = Instant::now();
     // In the full size with a bound, as beside live traffic of which the machine can bear little more.
     let rate = size("100000", "200");
