@@ -261,3 +261,23 @@ async fn what_only_the_archive_keeps_is_unmatched_and_commands_mean_the_other_co
     let told = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(told.contains("together they may leave webhooks out"), "{told}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_shows_the_lag_of_the_archive_and_its_checkpoint() {
+    let archiving = Archiving::start(&[]).await;
+    archiving.post(1..2).await;
+    let url = archiving.archive.url();
+    let doctor = async |arguments: &[&str]| {
+        let output = archiving.cell.spillway(&[&["doctor"][..], arguments].concat()).await;
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let with_archive = ["--archive-url", url.as_str()];
+    let expected = "ok       the checkpoint of the consumers in the archive is ";
+    let is_there = async || doctor(&with_archive).await.contains(expected);
+    until("there is a checkpoint", SOON, is_there).await;
+    let told = doctor(&[]).await;
+    assert!(told.contains("ok       the archive lags by "), "{told}");
+    assert!(told.contains("the checkpoint in the archive is not looked at"), "{told}");
+    let told = doctor(&["--archive-url", "file:///nonexistent/archive"]).await;
+    assert!(told.contains("problem  the archive cannot be opened"), "{told}");
+}
