@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(found(&["x", "--", "--env-file", "a"]), paths(&[]));
         assert_eq!(found(&["x"]), paths(&[]));
         // Without a short form, there is none.
-        assert_eq!(env_files(["-e".into(), "a".into()].into_iter(), None), paths(&[]));
+        assert_eq!(env_files(["-e", "a"].map(OsString::from).into_iter(), None), paths(&[]));
         // An argument that is not UTF-8 must not stop the search.
         let bytes = OsString::from_vec(b"\xff".to_vec());
         assert_eq!(env_files([bytes, "--env-file=a".into()].into_iter(), None), paths(&["a"]));

@@ -207,9 +207,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Some(shop) = mode.shop else {
         debug_assert!(mode.due, "BUG: one mode is required");
         return due::run_all(every, async || {
-            let (place, archive) = (place.clone(), archive.clone());
+            let archive = archive.clone();
+            let spill_dir = spill_dir.clone();
             let mut purge =
-                PurgePlace::open(place, archive, spill_dir.clone(), reach.clone()).await?;
+                PurgePlace::open(place.clone(), archive, spill_dir, reach.clone()).await?;
             due::run(&mut purge, redact_within, dry_run, output).await
         })
         .await;
