@@ -345,7 +345,7 @@ async fn without_a_timer_a_purge_repeats_until_it_is_stopped() {
     let cell = Remembering::start(false).await;
     cell.billing.behave(|_| Behaviour::ok());
     let url = cell.archive.url();
-    let flags = ["--archive-url", url.as_str(), "--redact-within", "2s", "--forget-settled-after"];
+    let flags = ["--archive-url", url.as_str(), "--redact-within", "6s", "--forget-settled-after"];
     let repeated = [&["forget", "--due", "--every", "1s"], &flags[..], &["0s"]].concat();
     let mut purge = cell.cell.spillway_starting(&repeated);
     cell.post(SHOP, "ann", of_ann()).await;
