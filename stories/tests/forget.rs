@@ -357,6 +357,25 @@ async fn a_purge_that_is_killed_at_any_moment_is_finished_by_the_next_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_timer_a_purge_repeats_until_it_is_stopped() {
+    let cell = Remembering::start(false).await;
+    cell.billing.behave(|_| Behaviour::ok());
+    let url = cell.archive.url();
+    let flags = ["--archive-url", url.as_str(), "--redact-within", "6s", "--forget-settled-after"];
+    let repeated = [&["forget", "--due", "--every", "1s"], &flags[..], &["0s"]].concat();
+    let mut purge = cell.cell.spillway_starting(&repeated);
+    cell.post(SHOP, "ann", of_ann()).await;
+    cell.post(OTHER_SHOP, "other", of_bob()).await;
+    until("all is archived", SOON, async || cell.is_main_empty().await).await;
+    cell.redact("customers/redact", "redact", &redaction()).await;
+    until("everything is purged", SOON, async || cell.pending().await == 0).await;
+    cell.expect_forgotten(&ANN).await;
+    assert!(purge.is_running(), "{}", purge.output());
+    purge.sigterm();
+    assert_eq!(purge.exit(SOON).await.code(), Some(0), "{}", purge.output());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shop_is_forgotten_and_another_one_is_not() {
     let cell = Remembering::start(false).await;
     cell.billing.behave(|_| Behaviour::ok());

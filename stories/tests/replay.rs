@@ -358,7 +358,7 @@ async fn a_dry_run_changes_nothing_filters_select_and_what_is_wrong_is_said() {
     for (more, expected) in [
         (&[][..], "give --from"),
         (&["--from", "yesterday"][..], "--from"),
-        (&["--from", "30M", "--all"][..], "in months"),
+        (&["--from", "30M", "--all"][..], "30m or 30months"),
         (&["--from", "1h", "--to", "2h"][..], "before --from"),
         (&["--from", "1h", "--cell", "x"][..], "--cell"),
         (&["--from", "1h"][..], "or --all"),

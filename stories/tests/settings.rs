@@ -200,6 +200,37 @@ async fn an_env_file_is_read_as_systemd_reads_it() {
 }
 
 #[tokio::test]
+async fn of_several_env_files_a_later_one_overrides_an_earlier_one() {
+    let cell = Cell::shared();
+    let [common, own] = ["common.env", "own.env"].map(|name| cell.directory().join(name));
+    std::fs::write(&common, "REDIS_URL=redis://one/0\nLOG_FORMAT=json\n").unwrap();
+    std::fs::write(&own, "REDIS_URL=redis://two/0\nMAX_BODY=3MiB\n").unwrap();
+    let [common, own] = [&common, &own].map(|path| path.to_str().unwrap());
+    let both = ["--env-file", common, "--env-file", own];
+    let shown = [&["--show-settings"], &both[..]].concat();
+    let output = cell.run("request-receiver", &shown, &[("MAX_BODY", "4MiB")]).await;
+    let told = String::from_utf8(output.stdout).unwrap();
+    for line in [
+        "REDIS_URL\tenv file\tredis://two/0",
+        "LOG_FORMAT\tenv file\tjson",
+        "MAX_BODY\tenvironment\t4MiB",
+    ] {
+        assert!(told.lines().any(|one| one == line), "{line} is missing: {told}");
+    }
+    // On either side of the subcommand, and in either form.
+    let sides = ["-e", common, "config", "show", "request-receiver", "--env-file", own];
+    for arguments in [sides.to_vec(), [&["config", "show"], &both[..]].concat()] {
+        let output = cell.run("spillway", &arguments, &[]).await;
+        let told = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && told.contains("redis://two/0"), "{told}");
+        assert!(told.contains("json") && told.contains("3MiB"), "{told}");
+    }
+    let absent = ["--check", "--env-file", "/nonexistent", "--env-file", own];
+    let output = cell.run("request-receiver", &absent, &[]).await;
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
+}
+
+#[tokio::test]
 async fn the_settings_in_force_are_shown_with_their_origin_and_without_secrets() {
     let cell = Cell::shared();
     let file = cell.directory().join("shown.env");
