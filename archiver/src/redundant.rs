@@ -160,8 +160,14 @@ mod tests {
 
     fn object(tag: u32, written_ms: u64) -> ListedObject {
         let id = |ms| StreamId { ms, seq: 0 };
-        let name =
-            ObjectName { cell: 1, first: id(FIRST_MS), last: id(FIRST_MS + 9), webhooks: 1, tag };
+        let name = ObjectName {
+            cell: 1,
+            first: id(FIRST_MS),
+            last: id(FIRST_MS + 9),
+            webhooks: 1,
+            tag,
+            generation: 0,
+        };
         ListedObject { name, bytes: 100, written_ms }
     }
 
