@@ -47,8 +47,8 @@ pub enum QueueError {
     Restoring,
     /// The queue that is to be restored holds webhooks, or lanes or replays beside it do.
     #[error(
-        "the queue, lanes or replays hold webhooks: stop the receivers, run spillway restore-from-archive --abandon so that consumers \
-         may start, let them deliver these, stop them, and run it again"
+        "the queue, lanes or replays hold webhooks: stop the receivers, run spillway restore-from-archive --abandon so \
+         that consumers may start, let them deliver these, stop them, and run it again"
     )]
     NotEmpty,
     /// Redis is not as it was when the restoration was planned.

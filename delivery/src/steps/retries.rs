@@ -135,7 +135,9 @@ mod tests {
         assert_eq!(key_of_head(&queue.index, resource), Some(RetryKey::Replay(replay)));
         assert!(queue.retries.of_head(&queue.index, resource).is_none(), "it was never tried");
 
-        let attempts = |core: &Core<_>, key| core.queue.retries.of(key).map(|one| one.attempts);
+        let attempts = |core: &Core<sample::NoContent>, key| {
+            core.queue.retries.of(key).map(|one| one.attempts)
+        };
         let state = RetryState::new(Duration::ZERO, false);
         core.queue.retries.set(RetryKey::Replay(replay), RetryState { attempts: 1, ..state });
         assert_eq!(attempts(&core, RetryKey::Queued(at(5))), Some(30));

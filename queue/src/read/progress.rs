@@ -106,26 +106,8 @@ impl StreamReader {
             .query_async(connection)
             .await?;
         let done = done.into_iter().collect();
-        let last_replay = self.replay_ids(connection).await?.last;
+        let last_replay = replay_ids(&keys.of(&self.consumer).replays(), connection).await?.last;
         Ok(ConsumerProgress { cursor, through: through.unwrap_or(0), done, mark, last_replay })
-    }
-
-    async fn replay_ids(&self, connection: &mut Connection) -> Result<ReplayIds, QueueError> {
-        let key = self.redis.keys.of(&self.consumer).replays();
-        let stream: Result<HashMap<String, Value>, RedisError> =
-            cmd("XINFO").arg("STREAM").arg(key).query_async(connection).await;
-        match stream {
-            Ok(stream) => {
-                let id = |name: &str| stream_id(&text(stream.get(name)));
-                Ok(ReplayIds {
-                    last: id("last-generated-id")?,
-                    removed: id("max-deleted-entry-id")?,
-                })
-            }
-            // There was no replay so far.
-            Err(error) if error.code() == Some("ERR") => Ok(ReplayIds::default()),
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
@@ -201,7 +183,8 @@ impl StreamReader {
         if let Some(pack) = self.replay_entry(connection, id).await? {
             return Ok(LastRead::with(id, &pack) == *last_read);
         }
-        let ids = self.replay_ids(connection).await?;
+        let replays = self.redis.keys.of(&self.consumer).replays();
+        let ids = replay_ids(&replays, connection).await?;
         Ok(ids.last >= id && ids.removed >= id)
     }
 }
@@ -225,4 +208,19 @@ async fn cursor(
         };
     let group = groups.iter().find(|group| text(group.get("name")) == consumer);
     stream_id(&text(group.ok_or(QueueError::Unregistered)?.get("last-delivered-id")))
+}
+
+/// Reads the ids of a stream of replays.
+async fn replay_ids(key: &str, connection: &mut Connection) -> Result<ReplayIds, QueueError> {
+    let stream: Result<HashMap<String, Value>, RedisError> =
+        cmd("XINFO").arg("STREAM").arg(key).query_async(connection).await;
+    match stream {
+        Ok(stream) => {
+            let id = |name: &str| stream_id(&text(stream.get(name)));
+            Ok(ReplayIds { last: id("last-generated-id")?, removed: id("max-deleted-entry-id")? })
+        }
+        // There was no replay so far.
+        Err(error) if error.code() == Some("ERR") => Ok(ReplayIds::default()),
+        Err(error) => Err(error.into()),
+    }
 }
