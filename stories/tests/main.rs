@@ -9,6 +9,7 @@ mod answers;
 mod apps;
 mod archive;
 mod archive_exactly_once;
+mod archive_locked;
 mod barriers;
 mod big_lanes;
 mod broken_log;

@@ -98,6 +98,25 @@ async fn a_kafka_producer_names_all_mistakes_at_once() {
 }
 
 #[tokio::test]
+async fn a_port_that_is_none_is_a_bad_setting() {
+    let cell = Cell::shared();
+    for port in ["99999", "abc", "0"] {
+        let host = format!("app.example:{port}");
+        let settings = [GOOD, &[("DOWNSTREAM_HOST", host.as_str())]].concat();
+        let output = cell.run("downstreamer", &["--check"], &settings).await;
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{host}: {told}");
+        assert!(told.contains("DOWNSTREAM_HOST") && told.contains("port"), "{host}: {told}");
+        let server = format!("broker-1:9092,broker-2:{port}");
+        let settings = [("KAFKA_URL", server.as_str())];
+        let output = cell.run("kafka_producer", &["--check"], &settings).await;
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{server}: {told}");
+        assert!(told.contains("KAFKA_URL") && told.contains("broker-2"), "{server}: {told}");
+    }
+}
+
+#[tokio::test]
 async fn a_kafka_producer_may_give_up_where_there_is_no_kafka() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
@@ -174,8 +193,15 @@ async fn a_secret_and_its_file_at_once_are_a_bad_setting() {
     let output = cell.run("request-receiver", &["--check"], &both).await;
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(78), "{errors}");
-    assert!(errors.contains("SHOPIFY_CLIENT_SECRET_FILE"), "{errors}");
+    assert!(errors.contains("SHOPIFY_CLIENT_SECRET: "), "{errors}");
+    assert!(errors.contains("SHOPIFY_CLIENT_SECRET_FILE, not both"), "{errors}");
     assert!(!errors.contains(SECRET_VALUE), "{errors}");
+    // A flag and a variable are the same two settings.
+    let flag = ["--check", "--shopify-client-secret", SECRET_VALUE];
+    let output = cell.run("request-receiver", &flag, &both[1..]).await;
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{errors}");
+    assert!(errors.contains("SHOPIFY_CLIENT_SECRET_FILE, not both"), "{errors}");
     let output = cell.run("request-receiver", &["--check"], &both[1..]).await;
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }

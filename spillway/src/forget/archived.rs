@@ -327,7 +327,14 @@ mod tests {
     #[test]
     fn an_object_is_touched_minutes_after_it_was_written() {
         let id = |ms| StreamId { ms, seq: 0 };
-        let name = ObjectName { cell: 1, first: id(1), last: id(9_000), webhooks: 1, tag: 2 };
+        let name = ObjectName {
+            cell: 1,
+            first: id(1),
+            last: id(9_000),
+            webhooks: 1,
+            tag: 2,
+            generation: 0,
+        };
         let listed = |written_ms| ListedObject { name, bytes: 100, written_ms };
         let minute = Duration::from_secs(60);
         assert!(is_fresh(&listed(5_000), minute, 68_999), "its last entry counts, too");
