@@ -290,7 +290,7 @@ mod tests {
     fn one_mode_is_given_and_a_customer_has_a_shop() {
         assert!(parsed(&["--due"]).is_ok() && parsed(&["--list"]).is_ok());
         let cells = parsed(&["--due", "--every", "1h", "--forget-cells", "a1,b2"]);
-        assert_eq!(cells.expect("good flags").forget_cells, [0xa1, 0xb2]);
+        assert_eq!(cells.expect("good flags").reach.forget_cells, [0xa1, 0xb2]);
         assert!(parsed(&["--shop", "a.example", "--customer", "12", "--order", "1"]).is_ok());
         for wrong in [
             &[][..],

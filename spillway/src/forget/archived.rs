@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use spillway_archive::checkpoint;
 use spillway_archive::erase::{self, EraseError, MeantWebhooks};
 use spillway_archive::{ArchiveObject, ListedObject, ObjectTail, StoreError};
 use spillway_process::error::chain;
@@ -139,6 +140,13 @@ impl ArchivePurge<'_> {
         report: &mut PurgeReport,
     ) -> Result<(), EraseError> {
         let bounds = DayBounds::new(cell.cursor, self.now_ms);
+        if self.holds_nothing_of(cell).await? {
+            report.pending.push(format!(
+                "the archive holds nothing of cell {:08x}, of which something was archived: is its directory mounted?",
+                cell.cell
+            ));
+            return Ok(());
+        }
         let mut progress = Progress::new();
         let mut looked_at = 0u64;
         let mut is_whole = true;
@@ -165,6 +173,21 @@ impl ArchivePurge<'_> {
             }
         }
         Ok(())
+    }
+
+    /// True if it lacks even the checkpoint, which every archiver writes, of a cell of which something was archived.
+    async fn holds_nothing_of(&self, cell: SearchedCell) -> Result<bool, StoreError> {
+        let store = &self.archive.store;
+        let is_archived = cell.cursor.is_some_and(|cursor| cursor > StreamId::ZERO);
+        if !is_archived || !store.days(cell.cell).await?.is_empty() {
+            return Ok(false);
+        }
+        match checkpoint::read(store, cell.cell).await {
+            Ok(found) => Ok(found.is_none()),
+            // It is there.
+            Err(StoreError::Unusable(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Looks at the objects of one day. Returns true if one was gone: another one may have taken its place.
@@ -288,7 +311,7 @@ fn is_fresh(listed: &ListedObject, settled_after: Duration, now_ms: u64) -> bool
 
 #[cfg(test)]
 mod tests {
-    use spillway_archive::ObjectName;
+    use spillway_archive::{Checkpoint, ObjectName};
     use spillway_webhook::Redaction;
 
     use super::*;
@@ -322,6 +345,36 @@ mod tests {
             assert_eq!(found, (later, erased), "up to {cursor}: {:?}", report.pending);
             assert_eq!(report.is_complete(), later == 0, "{:?}", report.pending);
         }
+    }
+
+    #[tokio::test]
+    async fn an_archive_that_is_not_there_is_not_one_without_objects() {
+        let archived = TestArchive::new();
+        let archive = OpenArchive { store: archived.open(), keys: archived.keys.clone() };
+        let cursor = StreamId { ms: 1_000, seq: 0 };
+        let order = PurgeOrder::until(Redaction::of_shop(SHOP), cursor);
+        let orders = PurgeOrders::new(vec![order]);
+        let found = async |cursor| {
+            let mut report = PurgeReport::default();
+            let mut purge = ArchivePurge {
+                archive: &archive,
+                orders: &orders,
+                now_ms: 20_000,
+                settled_after: Duration::ZERO,
+                finished: None,
+                left: LeftObjects::default(),
+            };
+            purge.run(&[SearchedCell { cell: 1, cursor }], &mut report).await;
+            report.pending
+        };
+        let pending = found(Some(cursor)).await;
+        assert!(matches!(&pending[..], [one] if one.contains("mounted")), "{pending:?}");
+        assert!(found(None).await.is_empty(), "nothing was archived");
+        assert!(found(Some(StreamId::ZERO)).await.is_empty(), "nothing was archived yet");
+        // Objects expire, and the checkpoint stays.
+        let checkpoint = Checkpoint::new(1, 7, Vec::new());
+        checkpoint::write(&archive.store, 1, &checkpoint).await.expect("write a checkpoint");
+        assert!(found(Some(cursor)).await.is_empty());
     }
 
     #[test]

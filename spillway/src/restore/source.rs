@@ -303,11 +303,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_erased_in_either_of_two_objects_is_not_restored() {
         let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
-        let directory = tempfile::tempdir().expect("a directory");
-        let url = format!("file://{}", directory.path().display());
-        let url = ArchiveUrl::parse(&url).expect("a URL");
-        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
-        let keys = Arc::new(KeyRing::default());
+        let archived = TestArchive::new();
         let whole = || pack(&["a", "bb", "ccc"]);
         // Two purges were cut off, or two objects overlap that were purged one after the other.
         let objects = [
@@ -316,13 +312,10 @@ mod tests {
             vec![(id(3), erased(&whole(), 2)), (id(4), whole())],
         ];
         for packs in objects {
-            let mut writer = ObjectWriter::new(7, StreamId::ZERO, &keys).expect("randomness");
-            for (entry, pack) in packs {
-                writer.add(entry, pack.bytes);
-            }
-            store.put(&writer.finish().expect("packs"), true).await.expect("stored");
+            let packs = packs.into_iter().map(|(entry, pack)| (entry, pack.bytes));
+            archived.put(7, StreamId::ZERO, packs.collect()).await;
         }
-        let archive = RestoreArchive { store, keys };
+        let archive = opened(&archived);
         let needs = [ConsumerNeeds::after("http", None, StreamId::ZERO)];
         let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
         let mut reader = found.expect("objects").reader();
