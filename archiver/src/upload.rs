@@ -53,7 +53,7 @@ async fn put_as_named(
             Err(error @ StoreError::Denied(_)) => error,
             put => return put,
         };
-        if !is_there(access, store, &object.name).await {
+        if store.is_directory() || !is_there(access, store, &object.name).await {
             return Err(error);
         }
         let error = access.failed(&error);
