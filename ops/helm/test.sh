@@ -241,6 +241,16 @@ downstreamers: [{name: a, port: 9822, downstreamAppUrl: 'discard:', settings: {C
 archiver: {enabled: true}"
   bad '/forget/every' <<<"$BASE
 forget: {every: hourly}"
+  bad '/forget/every' <<<"$BASE
+forget: {every: 0s}"
+  bad 'REDACT_WITHIN' <<<"$BASE
+forget: {settings: {REDACT_WITHIN: 0s}}"
+  bad 'REDACT_WITHIN' <<<"$BASE
+archiver: {enabled: true, settings: {ARCHIVE_URL: 's3://bucket', REDACT_WITHIN: 30M}}"
+  bad 'FORGET_CELLS' <<<"$BASE
+forget: {settings: {FORGET_CELLS: 12345678}}"
+  bad 'FORGET_PATIENCE' <<<"$BASE
+forget: {settings: {FORGET_PATIENCE: soon}}"
   bad '/persistence/size' <<<"$BASE
 persistence: {size: 20GiB}"
   bad '/spill/max' <<<"$BASE
