@@ -280,7 +280,7 @@ pub(crate) mod tests {
         let mut expected: Vec<_> =
             sent.iter().map(|(n, v)| ((*n).to_owned(), v.to_vec())).collect();
         expected.push(("spillway-path".into(), b"/hooks?a=1".to_vec()));
-        expected.push(("spillway-received-at".into(), b"2026-01-01T12:00:00Z".to_vec()));
+        expected.push(("spillway-received-at".into(), b"2026-01-01T12:00:00.000Z".to_vec()));
         expected.push(("spillway-id".into(), b"000000ab-1767268800000-0000000001-00002".to_vec()));
         assert_eq!(headers_of(&encoded), expected);
         assert_eq!(encoded.key, "/products");

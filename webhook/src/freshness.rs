@@ -67,13 +67,17 @@ pub fn millis(text: &[u8]) -> Option<i128> {
     Some(time.unix_timestamp_nanos().div_euclid(1_000_000))
 }
 
-/// Formats milliseconds since the Unix epoch as RFC 3339 in UTC, exact to the millisecond. A time
-/// out of the format's range is returned as a number.
+/// Formats milliseconds since the Unix epoch as RFC 3339 in UTC, with three digits after the point, so that the texts
+/// sort as the times do. A time out of the format's range is returned as a number.
 pub fn rfc3339(millis: u64) -> String {
-    OffsetDateTime::from_unix_timestamp_nanos(i128::from(millis) * 1_000_000)
-        .ok()
-        .and_then(|time| time.format(&Rfc3339).ok())
-        .unwrap_or_else(|| millis.to_string())
+    let text =
+        OffsetDateTime::from_unix_timestamp_nanos(i128::from(millis / 1_000) * 1_000_000_000)
+            .ok()
+            .and_then(|second| second.format(&Rfc3339).ok());
+    match text.as_deref().and_then(|second| second.strip_suffix('Z')) {
+        Some(second) => format!("{second}.{:03}Z", millis % 1_000),
+        None => millis.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -119,5 +123,13 @@ mod tests {
     #[test]
     fn times_are_written_as_they_are_read() {
         assert_eq!(millis(rfc3339(NOON + 7).as_bytes()), Some(i128::from(NOON) + 7));
+    }
+
+    #[test]
+    fn times_have_three_digits_after_the_point() {
+        for (after, text) in [(0, "00.000"), (7, "00.007"), (560, "00.560"), (59_999, "59.999")] {
+            assert_eq!(rfc3339(NOON + after), format!("2026-01-01T12:00:{text}Z"));
+        }
+        assert_eq!(rfc3339(u64::MAX), u64::MAX.to_string());
     }
 }

@@ -121,7 +121,7 @@ mod tests {
                 ("ce_id", "000000ab-1767268800000-0000000001-00002"),
                 ("ce_source", "urn:shopify:unknown-shop"),
                 ("ce_type", "com.shopify.carts.update"),
-                ("ce_time", "2026-01-01T12:00:00Z"),
+                ("ce_time", "2026-01-01T12:00:00.000Z"),
             ],
         );
     }
