@@ -1,5 +1,5 @@
 //! A bucket that forbids to write over objects. Its policy asks for `If-None-Match`, or it does not know that.
-//! It speaks as much of S3 as an archiver and a reader need, and its objects are files.
+//! As much of S3 as an archiver and a reader need is there, and its objects are files.
 //!
 //! Of the first object it keeps a half, and says that it failed: the object is damaged from then on. A bucket without
 //! `If-None-Match` keeps all of it, and says the same. A story can ask for another one.
