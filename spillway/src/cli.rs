@@ -8,8 +8,8 @@ use spillway_process::start::{parse_flags, read_env_file};
 use spillway_process::{exit, generate};
 
 use crate::{
-    archive, config, consumers, dead, dev, doctor, explain, forget, health, pause, queue, replay,
-    restore, send, status, top,
+    archive, config, console, consumers, dead, dev, doctor, explain, forget, health, pause, queue,
+    replay, restore, send, status, top,
 };
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Forget(forget::Arguments),
     /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
     Consumers(consumers::Arguments),
+    /// Serve a page that shows the cell, and an API beside it
+    Console(console::Arguments),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong
     Doctor(doctor::Arguments),
     /// Ask the processes of this machine or container whether they work; for a container's HEALTHCHECK

@@ -5,6 +5,7 @@ mod archive;
 mod cli;
 mod config;
 mod consent;
+mod console;
 mod consumers;
 mod dead;
 mod dev;
@@ -71,6 +72,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::RestoreFromArchive(arguments) => restore::run(arguments).await,
             Command::Forget(arguments) => forget::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
+            Command::Console(arguments) => console::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,
             Command::Config(arguments) => config::run(arguments).await,

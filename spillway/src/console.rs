@@ -1,0 +1,59 @@
+//! `spillway console`: a page that shows the cell, and an API beside it.
+//!
+//! This part joins routes with Redis; all that knows no Redis is the crate `spillway-console`. The path of a
+//! request ends in a handler of [`api`] (JSON) or [`views`] (pages). Both call the functions by which the
+//! command's own verbs find out and change things. [`overview`] reads the cell once for all who watch.
+
+mod api;
+mod live;
+mod overview;
+mod problem;
+mod routes;
+mod settings;
+mod state;
+mod views;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use spillway_console::serve::ConsoleListener;
+use spillway_process::{Background, shutdown, supervisor, telemetry};
+use tokio::net::TcpListener;
+
+use crate::failure::Failure;
+use settings::{ConsoleArgs, ConsoleSettings};
+use state::Console;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    serve: ConsoleArgs,
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let settings = arguments.serve.check()?;
+    telemetry::init(settings.log_format);
+    let failed = |error: std::io::Error| Failure::Failed(format!("cannot start: {error}"));
+    let stop = shutdown::on_signal().map_err(failed)?;
+    let background = Background::start().map_err(failed)?;
+    let ConsoleSettings { place, listen, gate, .. } = settings;
+    let tcp = TcpListener::bind(listen).await.map_err(|error| {
+        Failure::Failed(format!(
+            "CONSOLE_LISTEN: cannot listen on {listen}: {error}; set another address"
+        ))
+    })?;
+    let console = Arc::new(Console::new(place, stop.clone()));
+    let looking = console.clone();
+    background.spawn("looking at the cell", async move {
+        looking.stop.run_until_cancelled(looking.overview.run(&looking.place)).await;
+    });
+    let router = routes::table().into_router(&gate).with_state(console);
+    tracing::info!(address = %listen, version = spillway_process::version(), "the console listens");
+    supervisor::ready();
+    let serving = ConsoleListener { tcp, tls: None }.serve(router, stop.clone());
+    let ended = background.supervise(&stop, serving).await;
+    ended.map_err(|error| Failure::Failed(error.to_string()))?;
+    Ok(ExitCode::SUCCESS)
+}
