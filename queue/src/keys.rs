@@ -85,6 +85,11 @@ impl Keys {
         format!("{}forgotten", self.prefix)
     }
 
+    /// Stream of the audit: field `r` holds a record as JSON, as described in [`crate::audit`].
+    pub fn audit(&self) -> String {
+        format!("{}audit", self.prefix)
+    }
+
     /// Token of the purge that is at work. It expires.
     pub fn purge(&self) -> String {
         format!("{}purge", self.prefix)

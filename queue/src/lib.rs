@@ -10,7 +10,7 @@
 //! controls), [`history`] (outcomes of webhooks), [`replay`] (replays of archived webhooks), [`restore`]
 //! (restores what a receiver spilled to its disk), [`checkpoint`] and [`rebuild`] (state of the consumers for an
 //! archive, and a queue that is restored from one), [`shares`] (shops that take much of what waits),
-//! [`redactions`] (who is to be forgotten), [`purge_lease`] (one purge at a time), [`status`] and [`health`] (reports for operators), [`rewrite`]
+//! [`redactions`] (who is to be forgotten), [`purge_lease`] (one purge at a time), [`audit`] (who changed what), [`status`] and [`health`] (reports for operators), [`rewrite`]
 //! (rewrites of the AOF).
 //!
 //! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
@@ -21,6 +21,7 @@
 pub mod access;
 mod aof_disk;
 pub mod append;
+pub mod audit;
 pub mod checkpoint;
 pub mod cluster;
 pub mod connect;

@@ -1,0 +1,94 @@
+//! Every change of a cell goes through [`audited`]: it is recorded before it is made, and with its end.
+
+use std::env;
+use std::time::Duration;
+
+use spillway_queue::audit::{Audit, AuditEnd, AuditWay, AuditedChange};
+use spillway_queue::{Connection, Redis};
+
+use crate::failure::Failure;
+
+/// Time for which records are kept.
+const KEEP: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Who makes a change, and by which way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Actor {
+    /// Name of the user or API token.
+    pub name: String,
+    /// Way by which the change is made.
+    pub way: AuditWay,
+}
+
+/// A change to record.
+#[derive(Debug, Clone)]
+pub(crate) struct ChangeOrder {
+    /// Command, such as `dead replay`.
+    pub verb: &'static str,
+    /// Consumer that it changes; empty if it is no consumer's.
+    pub consumer: String,
+    /// Webhooks that are meant, in words.
+    pub filter: String,
+}
+
+impl Actor {
+    /// The user of this machine who runs the command: who used sudo, or else who is logged in.
+    pub(crate) fn of_command() -> Self {
+        Self { name: user(|name| env::var(name).ok()), way: AuditWay::Cli }
+    }
+}
+
+fn user(variable: impl Fn(&str) -> Option<String>) -> String {
+    let named = ["SUDO_USER", "USER", "LOGNAME"].into_iter().filter_map(variable);
+    let mut named = named.filter(|name| !name.is_empty());
+    named.next().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+}
+
+/// Makes a change that is recorded before and after. `work` makes it, and returns what it made and how
+/// many. It begins after the first record: without that, nothing is changed. If the last record can't be
+/// written, the change is made, and the failure is returned.
+pub(crate) async fn audited<T>(
+    redis: &Redis,
+    connection: &Connection,
+    actor: &Actor,
+    order: ChangeOrder,
+    work: impl Future<Output = Result<(T, u64), Failure>>,
+) -> Result<T, Failure> {
+    let mut connection = connection.clone();
+    let audit = Audit::new(redis.clone(), KEEP);
+    let change = AuditedChange {
+        actor: actor.name.clone(),
+        way: actor.way,
+        verb: order.verb.to_owned(),
+        consumer: order.consumer,
+        filter: order.filter,
+    };
+    let begun = audit.begin(&mut connection, &change).await?;
+    let made = work.await;
+    let end = match &made {
+        Ok((_, count)) => AuditEnd::Done(*count),
+        Err(failure) => AuditEnd::Failed(failure.to_string()),
+    };
+    let ended = audit.end(&mut connection, begun, change, end).await;
+    let (made, _) = made?;
+    ended?;
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_who_used_sudo_is_named() {
+        let with = |set: &[(&str, &str)]| {
+            user(|name| {
+                let found = set.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(with(&[("SUDO_USER", "mia"), ("USER", "root")]), "mia");
+        assert_eq!(with(&[("SUDO_USER", ""), ("USER", "root")]), "root");
+        assert!(with(&[]).starts_with("uid "));
+    }
+}
