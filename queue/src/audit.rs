@@ -47,9 +47,9 @@ pub enum AuditWay {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AuditEnd {
-    /// It was made, for so many webhooks, pauses or the like.
+    /// Made, for so many webhooks, pauses or the like.
     Done(u64),
-    /// It failed, for this reason. A part of it may have been made.
+    /// Failed for this reason. A part of it may have been made.
     Failed(String),
 }
 

@@ -31,12 +31,12 @@ const WITHIN: Duration = Duration::from_secs(3);
 
 /// The latest overview, for all who ask.
 pub(super) struct OverviewFeed {
-    latest: watch::Sender<Latest>,
+    latest: watch::Sender<LatestOverview>,
     wanted: Notify,
 }
 
 /// The latest overview; `None` before the first look.
-pub(super) type Latest = Option<Arc<OverviewSnapshot>>;
+pub(super) type LatestOverview = Option<Arc<OverviewSnapshot>>;
 
 /// One look at the cell.
 pub(super) struct OverviewSnapshot {
@@ -84,7 +84,7 @@ impl OverviewFeed {
     }
 
     /// Watches the overview. The first change comes at once, or with the first look.
-    pub(super) fn watch(&self) -> watch::Receiver<Latest> {
+    pub(super) fn watch(&self) -> watch::Receiver<LatestOverview> {
         let mut latest = self.latest.subscribe();
         latest.mark_changed();
         self.wanted.notify_one();
@@ -95,7 +95,7 @@ impl OverviewFeed {
     pub(super) async fn current(&self) -> Result<CellOverview, ProblemDetails> {
         let mut latest = self.latest.subscribe();
         let is_fresh =
-            |known: &Latest| known.as_ref().is_some_and(|known| known.at.elapsed() < FRESH);
+            |known: &LatestOverview| known.as_ref().is_some_and(|known| known.at.elapsed() < FRESH);
         if !is_fresh(&latest.borrow_and_update()) {
             self.wanted.notify_one();
             let looked = timeout(WITHIN, latest.wait_for(is_fresh)).await;

@@ -13,7 +13,7 @@ const DOCUMENT: &str = "/api/v1/openapi.json";
 
 /// All routes.
 pub(super) fn table() -> RouteTable<ConsoleState> {
-    let areas = [vec![assets::route()], api::status::routes(), views::overview::routes()];
+    let areas = [vec![assets::route()], api::routes(), views::routes()];
     let mut table = RouteTable::new(areas.into_iter().flatten());
     let document = document(spillway_process::version(), table.facts());
     let document = Bytes::from(document.to_string());

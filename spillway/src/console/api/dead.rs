@@ -1,0 +1,10 @@
+//! Dead letters: list, show, replay, drop.
+
+use spillway_console::ConsoleRoute;
+
+use crate::console::state::ConsoleState;
+
+/// Routes of this area.
+pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
+    Vec::new()
+}

@@ -1,0 +1,10 @@
+//! Waiting webhooks, one webhook with its facts and its content, drops.
+
+use spillway_console::ConsoleRoute;
+
+use crate::console::state::ConsoleState;
+
+/// Routes of this area.
+pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
+    Vec::new()
+}

@@ -1,0 +1,10 @@
+//! The view of shops, and of one shop.
+
+use spillway_console::ConsoleRoute;
+
+use crate::console::state::ConsoleState;
+
+/// Routes of this area.
+pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
+    Vec::new()
+}
