@@ -1,4 +1,4 @@
-//! Who may do what: roles, the permissions that each has, the effect of a route, and the caller of a
+//! Access: roles, the permissions that each has, the effect of a route, and the caller of a
 //! request.
 
 use std::fmt;

@@ -9,9 +9,10 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 
-use crate::access::Permission;
 use crate::problem::ProblemDetails;
-use crate::route::ConsoleRoute;
+
+/// Path of all assets, for the table of routes.
+pub const PATH: &str = "/assets/{hash}/{name}";
 
 /// Hexadecimal digits of the hash in a URL.
 const DIGITS: usize = 16;
@@ -65,12 +66,11 @@ pub(crate) fn url(name: &str) -> &'static str {
     &URLS[place.expect("BUG: every asset that a page names is in the list")]
 }
 
-/// The route of all assets.
-pub fn route<S: Clone + Send + Sync + 'static>() -> ConsoleRoute<S> {
-    ConsoleRoute::read("/assets/{hash}/{name}", Permission::Public, asset)
-}
-
-async fn asset(Path((hash, name)): Path<(String, String)>) -> Result<Response, ProblemDetails> {
+/// Handler of [`PATH`].
+///
+/// # Errors
+/// If there is no such asset, or its content is another one.
+pub async fn asset(Path((hash, name)): Path<(String, String)>) -> Result<Response, ProblemDetails> {
     let asked = format!("/assets/{hash}/{name}");
     let found = ASSETS.into_iter().zip(URLS.iter()).find(|(_, url)| **url == asked);
     let (asset, _) = found.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Who sent a request. The guard asks one [`Authenticate`] for each request of a route that is not
+//! Authentication: who sent a request. The guard asks one [`Authenticate`] for each request of a route that is not
 //! public.
 
 use std::future::ready;

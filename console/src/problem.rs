@@ -18,7 +18,7 @@ pub struct ProblemDetails {
     pub title: String,
     /// HTTP status.
     pub status: u16,
-    /// What happened and what to do, for people.
+    /// Sentence about what happened and what to do, for people.
     pub detail: String,
 }
 

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 /// Time for which records are kept.
 const KEEP: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Who makes a change, and by which way.
+/// The one who makes a change, and the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Actor {
     /// Name of the user or API token.

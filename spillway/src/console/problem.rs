@@ -9,8 +9,10 @@ use crate::failure::Failure;
 pub(super) fn problem_of(failure: &Failure) -> ProblemDetails {
     match failure {
         Failure::Usage(_) | Failure::Failed(_) => ProblemDetails::bad_request(failure.to_string()),
-        Failure::Queue(_) | Failure::Archive(_) => ProblemDetails::unavailable(failure.to_string()),
-        Failure::Denied(_) | Failure::Settings(_) | Failure::Output(_) => {
+        Failure::Queue(_) | Failure::Archive(_) | Failure::Denied(_) => {
+            ProblemDetails::unavailable(failure.to_string())
+        }
+        Failure::Settings(_) | Failure::Output(_) => {
             tracing::error!(%failure, "a request failed by the console's own settings");
             ProblemDetails::unavailable("the console can't do this now: its log says why")
         }

@@ -13,7 +13,8 @@ const DOCUMENT: &str = "/api/v1/openapi.json";
 
 /// All routes.
 pub(super) fn table() -> RouteTable<ConsoleState> {
-    let areas = [vec![assets::route()], api::routes(), views::routes()];
+    let assets = ConsoleRoute::read(assets::PATH, Permission::Public, assets::asset);
+    let areas = [vec![assets], api::routes(), views::routes()];
     let mut table = RouteTable::new(areas.into_iter().flatten());
     let document = document(spillway_process::version(), table.facts());
     let document = Bytes::from(document.to_string());
