@@ -47,7 +47,7 @@ lint: ## formatting, lints and docs
 audit: ## licences, sources, bans and advisories of what is depended on; says what it could not look at
 	ops/audit.sh
 
-endure: ## the stories that the suite plays small, at the size of the promise (70 minutes)
+endure: ## the stories that the suite plays small, at the size of the promise (80 minutes)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	ENDURE=1 cargo test --locked -p stories --test suite -- --nocapture --test-threads 1 --skip big_lanes:: \

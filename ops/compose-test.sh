@@ -16,12 +16,12 @@ readonly REDIS_TEST_IMAGE=localhost/spillway-test-redis:12
 PORT=${PORT:-18080}
 [ "${COMPOSE_NETWORK:-bridge}" != host ] || PORT=8080
 readonly RECEIVER=http://127.0.0.1:$PORT/webhooks BACKEND=http://127.0.0.1:18081
-readonly SERVICES=(redis receiver downstreamer)
+readonly SERVICES=(redis receiver downstreamer archiver forget)
 
 # --parallel 1: else podman-compose stops all containers at once, and not Redis last.
 compose() {
   (cd "$work/cell" && "$TARGET/tools/compose/bin/podman-compose" --project-name "$NAME" --in-pod false \
-    --parallel 1 --file compose.yaml ${OVERRIDE:+--file "$OVERRIDE"} "$@") >>"$work/compose.log" 2>&1
+    --parallel 1 --profile archive --file compose.yaml ${OVERRIDE:+--file "$OVERRIDE"} "$@") >>"$work/compose.log" 2>&1
 }
 container_of() {
   podman ps --all --quiet --filter "label=io.podman.compose.project=$NAME" \
@@ -60,6 +60,7 @@ prepare() {
 }
 
 stored() { "$TRAFFIC" send "$RECEIVER" "$SECRET" 1; }
+archived() { podman exec "$(container_of archiver)" spillway archive list -o json | grep -q '"object"'; }
 runs_image() { [ "$(podman inspect --format '{{.ImageName}}' "$(container_of "$1")")" = "$2" ]; }
 delivers() { [ "$(get "$BACKEND/count")" -gt "$1" ]; }
 
@@ -90,6 +91,8 @@ main() {
   until_true "a webhook is answered 200" 60 stored
   until_true "it is delivered" 60 delivers 0
   say "- \`up\`: the first webhook is delivered after $((SECONDS - began)) s"
+  # An object is written after ARCHIVE_MAX_DELAY, a minute.
+  until_true "it is archived" 120 archived
 
   start ledger.log "$TRAFFIC" ledger "$RECEIVER" "$SECRET" 100 "$BACKEND"
   local ledger=$started count service
@@ -97,7 +100,7 @@ main() {
   began=$SECONDS
   export SPILLWAY_IMAGE=$IMAGE-second
   compose up --detach || fail "up with another image"
-  for service in receiver downstreamer; do
+  for service in receiver downstreamer archiver forget; do
     until_true "$service has the new image" 60 runs_image "$service" "$SPILLWAY_IMAGE"
   done
   until_true "a webhook is answered 200" 60 stored
@@ -116,6 +119,8 @@ main() {
   sleep 5
   stop "$ledger" || fail "webhooks were lost: $(cat "$work/ledger.log")"
   say "- through all of it: $(cat "$work/ledger.log")"
+  podman exec "$(container_of archiver)" spillway archive verify >&2 || fail "the archive is not whole"
+  say "- \`spillway archive verify\` finds no problem"
 }
 
 # shellcheck source=ops/versions.sh

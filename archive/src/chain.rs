@@ -106,7 +106,14 @@ mod tests {
     }
 
     fn object(first: u64, last: u64) -> ListedObject {
-        let name = ObjectName { cell: 1, first: id(first), last: id(last), webhooks: 1, tag: 0 };
+        let name = ObjectName {
+            cell: 1,
+            first: id(first),
+            last: id(last),
+            webhooks: 1,
+            tag: 0,
+            generation: 0,
+        };
         ListedObject { name, bytes: 100, written_ms: 0 }
     }
 

@@ -188,7 +188,7 @@ mod tests {
 
     fn name(tag: u32) -> ObjectName {
         let id = StreamId { ms: 1, seq: 0 };
-        ObjectName { cell: 1, first: id, last: id, webhooks: 1, tag }
+        ObjectName { cell: 1, first: id, last: id, webhooks: 1, tag, generation: 0 }
     }
 
     /// Names of the files beside an object, sorted.

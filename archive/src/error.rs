@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn an_object_whose_key_is_not_here_is_not_damaged() {
         let id = StreamId { ms: 1, seq: 0 };
-        let name = ObjectName { cell: 1, first: id, last: id, webhooks: 1, tag: 0 };
+        let name = ObjectName { cell: 1, first: id, last: id, webhooks: 1, tag: 0, generation: 0 };
         for key in [BadObject::NoKey("a".to_owned()), BadObject::WrongKey("a".to_owned())] {
             assert_eq!(StoreError::of_object(&name, key).kind(), "no_key");
         }

@@ -1,5 +1,8 @@
 //! Names of objects: `<cell>/<day>/<first entry>_<last entry>_<webhooks>_<tag>.spwa`.
 //!
+//! An archive may forbid to write over an object that is damaged. Then its packs are written under the next name, which
+//! ends with `_1` to `_9`: its generation. Of objects that differ in nothing else, only the last one counts.
+//!
 //! Names of a cell sort in the order of the stream. An object lies within one day (UTC) of Redis' clock, so a
 //! range of time is a range of names. The tag is a hash of the packs: two objects with one name hold the same
 //! packs.
@@ -12,6 +15,9 @@ use time::OffsetDateTime;
 
 /// Ending of the name of an object.
 pub const EXTENSION: &str = "spwa";
+
+/// Highest generation. If that many objects are damaged, somebody has to look at the archive.
+const GENERATION_MAX: u8 = 9;
 
 /// Milliseconds of a day.
 const DAY_MS: u64 = 86_400_000;
@@ -29,6 +35,8 @@ pub struct ObjectName {
     pub webhooks: u64,
     /// CRC-32 of entry, length and CRC-32 of each pack.
     pub tag: u32,
+    /// Number of objects with the same packs that are damaged and could not be written over.
+    pub generation: u8,
 }
 
 /// An object as a list has it.
@@ -57,20 +65,37 @@ impl ObjectName {
     pub fn day(&self) -> String {
         day_of(self.first.ms)
     }
+
+    /// Name under which the same packs are written if the object of this name is damaged and cannot be written over.
+    /// `None` after the last one.
+    pub fn next_generation(&self) -> Option<Self> {
+        let generation = self.generation.checked_add(1).filter(|next| *next <= GENERATION_MAX)?;
+        Some(Self { generation, ..*self })
+    }
+
+    /// True if this object was written in place of the other one, which is damaged.
+    pub fn replaces(&self, other: &Self) -> bool {
+        self.generation > other.generation
+            && Self { generation: other.generation, ..*self } == *other
+    }
 }
 
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cell, first, last, webhooks, tag } = self;
+        let Self { cell, first, last, webhooks, tag, generation } = self;
         write!(
             f,
-            "{cell:08x}/{}/{:013}-{:010}_{:013}-{:010}_{webhooks}_{tag:08x}.{EXTENSION}",
+            "{cell:08x}/{}/{:013}-{:010}_{:013}-{:010}_{webhooks}_{tag:08x}",
             day_of(first.ms),
             first.ms,
             first.seq,
             last.ms,
             last.seq,
-        )
+        )?;
+        if *generation > 0 {
+            write!(f, "_{generation}")?;
+        }
+        write!(f, ".{EXTENSION}")
     }
 }
 
@@ -94,8 +119,10 @@ fn parse(text: &str) -> Option<ObjectName> {
     let last = parts.next()?.parse().ok()?;
     let webhooks = parts.next()?.parse().ok()?;
     let tag = u32::from_str_radix(parts.next()?, 16).ok()?;
+    let generation = parts.next().map_or(Some(0), |generation| generation.parse().ok())?;
     let is_whole = parts.next().is_none() && directories.next().is_none();
-    let name = ObjectName { cell, first, last, webhooks, tag };
+    let is_whole = is_whole && generation <= GENERATION_MAX;
+    let name = ObjectName { cell, first, last, webhooks, tag, generation };
     let is_day = first <= last && is_same_day(first.ms, last.ms);
     (is_whole && extension == EXTENSION && is_day).then_some(name)
 }
@@ -126,6 +153,7 @@ mod tests {
             last: StreamId { ms: 1_767_268_860_000, seq: 0 },
             webhooks: 35_000,
             tag: 0xbeef,
+            generation: 0,
         }
     }
 
@@ -138,6 +166,9 @@ mod tests {
             text.replace("2026-01-01", "2026-01-02"),
             text.replace(".spwa", ".spwa#1"),
             text.replace(".spwa", ".txt"),
+            text.replace(".spwa", "_0.spwa"),
+            text.replace(".spwa", "_10.spwa"),
+            text.replace(".spwa", "_1_1.spwa"),
             text.replace("_35000", "_035000"),
             text.replace("1767268860000", "1767268700000"),
             // The last entry lies in the next day.
@@ -147,6 +178,19 @@ mod tests {
         ] {
             assert!(bad.parse::<ObjectName>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_next_name_of_a_damaged_object_sorts_after_it_and_there_are_nine() {
+        let second = name().next_generation().expect("a name");
+        assert!(second.to_string().ends_with("_35000_0000beef_1.spwa"), "{second}");
+        assert_eq!(second.to_string().parse(), Ok(second));
+        assert!(name() < second && second.replaces(&name()));
+        assert!(!name().replaces(&second) && !second.replaces(&second));
+        let other = ObjectName { tag: 0xbee, ..second };
+        assert!(!other.replaces(&name()));
+        let later = std::iter::successors(Some(name()), ObjectName::next_generation);
+        assert_eq!(later.count(), 10);
     }
 
     #[test]

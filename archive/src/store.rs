@@ -174,8 +174,15 @@ impl ArchiveStore {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.writer.put_opts(&path, payload, PutMode::Overwrite.into()).await?;
-        Ok(PutOutcome::Written)
+        match self.writer.put_opts(&path, payload, PutMode::Overwrite.into()).await {
+            Ok(_) => Ok(PutOutcome::Written),
+            // Some stores say so where they forbid to write over an object.
+            Err(
+                error @ (object_store::Error::AlreadyExists { .. }
+                | object_store::Error::Precondition { .. }),
+            ) => Err(StoreError::Denied(error)),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// True for a directory, false for a bucket.
@@ -229,7 +236,8 @@ impl ArchiveStore {
         self.directories(&self.path(&ObjectName::cell_directory(cell))).await
     }
 
-    /// Objects of one day of a cell, sorted. Other files are left out.
+    /// Objects of one day of a cell, sorted. Other files are left out, and damaged objects whose packs were written again
+    /// under the next name.
     ///
     /// # Errors
     /// [`StoreError`]
@@ -244,6 +252,13 @@ impl ArchiveStore {
         };
         let mut objects: Vec<_> = listed.iter().filter_map(object).collect();
         objects.sort_unstable();
+        objects.dedup_by(|later, kept| {
+            let is_again = later.name.replaces(&kept.name);
+            if is_again {
+                *kept = *later;
+            }
+            is_again
+        });
         Ok(objects)
     }
 
@@ -346,11 +361,19 @@ impl ArchiveStore {
         tail.open_frame(number, &frame).map_err(bad)
     }
 
-    /// Deletes an object. One that is gone is no error.
+    /// Deletes an object, and before it the damaged ones in whose place it was written, which would count again
+    /// without it. One that is gone is no error.
     ///
     /// # Errors
     /// [`StoreError`]
     pub async fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
+        for generation in 0..=name.generation {
+            self.delete_one(&ObjectName { generation, ..*name }).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete_one(&self, name: &ObjectName) -> Result<(), StoreError> {
         if let Some(root) = &self.directory {
             directory::remove_staged_beside(root, name).await?;
         }

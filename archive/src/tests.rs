@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod erase;
+mod generations;
 
 const CELL: u32 = 0xa1b2_c3d4;
 /// Noon of 2026-01-01.

@@ -126,7 +126,7 @@ impl ObjectWriter {
         let (first, last) = index.entries()?;
         let webhooks = index.webhooks();
         let cell = self.header.cell;
-        let name = ObjectName { cell, first, last, webhooks, tag: index.tag() };
+        let name = ObjectName { cell, first, last, webhooks, tag: index.tag(), generation: 0 };
         let header = self.header.encode();
         let plain = index.encode();
         let stored = match &self.key {

@@ -158,7 +158,14 @@ mod tests {
     fn objects(entries: impl IntoIterator<Item = u64>) -> Vec<ListedObject> {
         let object = |ms| {
             let entry = StreamId { ms, seq: 0 };
-            let name = ObjectName { cell: 1, first: entry, last: entry, webhooks: 1, tag: 0 };
+            let name = ObjectName {
+                cell: 1,
+                first: entry,
+                last: entry,
+                webhooks: 1,
+                tag: 0,
+                generation: 0,
+            };
             ListedObject { name, bytes: 100, written_ms: 0 }
         };
         entries.into_iter().map(object).collect()

@@ -30,6 +30,8 @@ pub(crate) struct ArchiverMetrics {
     pub put_seconds: Histogram,
     /// Unix time at which the checkpoint in the archive was the state of the consumers.
     pub checkpoint: IntGauge,
+    /// Objects that were written under another name.
+    pub renamed: IntCounter,
     archived: IntCounter,
     objects: IntCounter,
     bytes: IntCounter,
@@ -71,6 +73,11 @@ impl ArchiverMetrics {
                 &registry,
                 "spillway_archive_checkpoint_timestamp_seconds",
                 "Of which time the consumers' checkpoint in the archive is, as a Unix time; 0 = this instance wrote none.",
+            ),
+            renamed: counter(
+                &registry,
+                "spillway_archive_renamed_total",
+                "Objects that were written under another name, because one of theirs is damaged and cannot be written over.",
             ),
             archived: counter(
                 &registry,

@@ -98,7 +98,8 @@ fn twins(group: &[ListedObject]) -> Vec<(ObjectName, ObjectName)> {
     let names = group.iter().map(|object| object.name);
     let pairs = names.clone().flat_map(|one| names.clone().map(move |other| (one, other)));
     let is_twin = |(one, other): &(ObjectName, ObjectName)| {
-        one.tag != other.tag && ObjectName { tag: other.tag, ..*one } == *other
+        let ObjectName { tag, generation, .. } = *other;
+        one.tag != tag && ObjectName { tag, generation, ..*one } == *other
     };
     pairs.filter(is_twin).collect()
 }
@@ -160,8 +161,14 @@ mod tests {
 
     fn object(tag: u32, written_ms: u64) -> ListedObject {
         let id = |ms| StreamId { ms, seq: 0 };
-        let name =
-            ObjectName { cell: 1, first: id(FIRST_MS), last: id(FIRST_MS + 9), webhooks: 1, tag };
+        let name = ObjectName {
+            cell: 1,
+            first: id(FIRST_MS),
+            last: id(FIRST_MS + 9),
+            webhooks: 1,
+            tag,
+            generation: 0,
+        };
         ListedObject { name, bytes: 100, written_ms }
     }
 
@@ -193,6 +200,9 @@ mod tests {
         longer.name.last.ms += 1;
         let expected = [(one.name, other.name), (other.name, one.name)];
         assert_eq!(twins(&[one, other, longer]), expected);
+        let mut successor = other;
+        successor.name.generation = 1;
+        assert_eq!(twins(&[one, successor, longer]).len(), 2, "of a damaged object");
         assert!(twins(&[one]).is_empty());
     }
 

@@ -50,7 +50,7 @@ pub enum IntakeEvent {
     ReplaysLoaded,
     /// All entries of the main stream that existed at start have been handed over.
     CaughtUp,
-    /// Redis came back with older data: entries that were read are gone. This is the last result.
+    /// Redis came back with older data: entries or replays that were read are gone. This is the last result.
     /// The consumer starts again from what Redis holds.
     OlderData,
 }
@@ -67,6 +67,8 @@ struct Intake<T, F> {
     last_read: Option<LastRead>,
     /// Id of the newest replay that was read.
     replay: StreamId,
+    /// The same replay. It is compared after a reconnect, too.
+    last_replay: Option<LastRead>,
     are_replays_loaded: bool,
     /// Id of the last main entry at start; `None` once it is reached.
     catches_up_at: Option<StreamId>,
@@ -106,6 +108,7 @@ where
         main: cursor,
         last_read: None,
         replay: StreamId::ZERO,
+        last_replay: None,
         are_replays_loaded: false,
         catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
     };
@@ -152,6 +155,7 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                 if !self.holds_what_was_read(&mut fresh).await? {
                     tracing::error!(
                         read_up_to = %self.main,
+                        replays_read_up_to = %self.replay,
                         "redis came back with older data: beginning again from what it holds"
                     );
                     // There is nothing more to read, even if the receiver is gone.
@@ -230,8 +234,13 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
         &mut self,
         connection: &mut Connection,
     ) -> Result<bool, QueueError> {
-        match &self.last_read {
-            Some(last_read) => self.reader.holds(connection, last_read).await,
+        if let Some(last_read) = &self.last_read
+            && !self.reader.holds(connection, last_read).await?
+        {
+            return Ok(false);
+        }
+        match &self.last_replay {
+            Some(last_replay) => self.reader.holds_replay(connection, last_replay).await,
             None => Ok(true),
         }
     }
@@ -243,9 +252,8 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
     ) -> Result<Result<(), Closed>, QueueError> {
         loop {
             let found = self.reader.replays_after(connection, self.replay, READ_BYTES).await?;
-            if found.is_empty() {
-                break;
-            }
+            let Some(newest) = found.last() else { break };
+            self.last_replay = Some(LastRead::of_replay(newest));
             for replay in found {
                 self.replay = replay.id;
                 if self.send(IntakeEvent::Replay(replay)).await.is_err() {

@@ -463,6 +463,7 @@ fn reason(error: &QueueError) -> &'static str {
         | QueueError::OlderPrefix
         | QueueError::Restoring
         | QueueError::NotEmpty
+        | QueueError::NotPlanned
         | QueueError::Unexpected(_) => REFUSED,
     }
 }

@@ -84,6 +84,60 @@ async fn lost_appends_are_noticed_although_others_came_after_them() {
     assert_eq!(next(&mut finds).await, Some(Seen::OlderData));
 }
 
+async fn add_replay(server: &Server, id: &str) -> Seen {
+    let fields = ["p", "x", "id", "00000000-100-0-0"];
+    let add = [&["XADD", "{spillway}:http:replays", id], &fields[..]].concat();
+    let id: String = server.command(&add).await;
+    Seen::Replay(id.parse().expect("an id"))
+}
+
+#[tokio::test]
+async fn lost_replays_are_noticed_although_others_came_after_them() {
+    const REPLAYS: &str = "{spillway}:http:replays";
+    for streams in [Streams::Replays, Streams::Both] {
+        // Ids from a slower clock, and then from one that has caught up: neither would be read in full.
+        for later in [&["105-0"][..], &["105-0", "120-0"][..]] {
+            let server = Server::start(&[]).await;
+            drop(read_ahead(&server).await);
+            let cursor = (streams, StreamId::ZERO);
+            let mut finds = intake::start_with(&server.redis(), "http", cursor, seen);
+            let first = add_replay(&server, "100-0").await;
+            assert_eq!(next(&mut finds).await, Some(first));
+            let older = server.dump(REPLAYS).await;
+            let second = add_replay(&server, "110-0").await;
+            assert_eq!(next(&mut finds).await, Some(second));
+            server.restore(REPLAYS, &older).await;
+            add_replay(&server, later[0]).await;
+            cut_connections(&server).await;
+            for id in &later[1..] {
+                add_replay(&server, id).await;
+            }
+            assert_eq!(next(&mut finds).await, Some(Seen::OlderData), "{streams:?} {later:?}");
+            assert_eq!(next(&mut finds).await, None);
+            // The next start reads what is there.
+            let mut finds = intake::start_with(&server.redis(), "http", cursor, seen);
+            for id in [&["100-0"], later].concat() {
+                let replay = Seen::Replay(id.parse().expect("an id"));
+                assert_eq!(next(&mut finds).await, Some(replay), "{streams:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reconnect_after_the_last_replay_was_settled_reads_on() {
+    let server = Server::start(&[]).await;
+    drop(read_ahead(&server).await);
+    let cursor = (Streams::Replays, StreamId::ZERO);
+    let mut finds = intake::start_with(&server.redis(), "http", cursor, seen);
+    let first = add_replay(&server, "100-0").await;
+    assert_eq!(next(&mut finds).await, Some(first));
+    let _: u64 = server.command(&["XDEL", "{spillway}:http:replays", "100-0"]).await;
+    cut_connections(&server).await;
+    let second = add_replay(&server, "110-0").await;
+    assert_eq!(next(&mut finds).await, Some(second));
+}
+
 #[tokio::test]
 async fn a_reconnect_to_the_same_data_reads_on() {
     let server = Server::start(&[]).await;

@@ -52,6 +52,12 @@ impl Backend {
         if url == "discard:" {
             return Self::Discard;
         }
+        if let Some(host) = host
+            && let Err(problem) = server_name(host)
+        {
+            checker.mistake("DOWNSTREAM_HOST", problem);
+            return Self::Discard;
+        }
         Self::http(url, host).unwrap_or_else(|problem| {
             checker.mistake(KEY, problem);
             Self::Discard
@@ -79,11 +85,7 @@ impl Backend {
             return Err("must not have a query: a webhook's own is appended");
         }
         let host = host.unwrap_or(authority.as_str()).to_owned();
-        let named: Authority = host
-            .parse()
-            .map_err(|_| "DOWNSTREAM_HOST must be a host name, with a port if need be")?;
-        let server_name = ServerName::try_from(named.host().trim_matches(['[', ']']).to_owned())
-            .map_err(|_| "the host (or DOWNSTREAM_HOST) is neither a DNS name nor an address")?;
+        let server_name = server_name(&host)?;
         let path = uri.path().trim_end_matches('/').to_owned();
         if path.len() > PATH_BYTES_MAX {
             return Err(
@@ -92,6 +94,21 @@ impl Backend {
         }
         Ok(Self::Http { scheme, authority, path, host, server_name })
     }
+}
+
+/// TLS server name of a host, which may have a port.
+///
+/// # Errors
+/// The form that is expected.
+fn server_name(host: &str) -> Result<ServerName<'static>, &'static str> {
+    const FORM: &str = "must be a host name such as app.example, with a port if need be";
+    let named: Authority = host.parse().map_err(|_| FORM)?;
+    if named.as_str().contains('@') {
+        return Err(FORM);
+    }
+    check_port(&named)?;
+    ServerName::try_from(named.host().trim_matches(['[', ']']).to_owned())
+        .map_err(|_| "the host is neither a DNS name nor an address")
 }
 
 #[cfg(test)]
@@ -126,6 +143,14 @@ mod tests {
         {
             let problem = parts(url, None).unwrap_err();
             assert!(problem.contains("a port from 1 to 65535"), "{url}: {problem}");
+        }
+        for host in ["c:99999", "c:abc", "c:0", "c:", "[::1]:99999", "u@c", "a b", ""] {
+            assert!(parts("http://a", Some(host)).is_err(), "{host}");
+            let mut checker = Checker::default();
+            Backend::check(Some("http://a"), Some(host), &mut checker);
+            let told = checker.finish(()).unwrap_err().to_string();
+            assert!(told.contains("DOWNSTREAM_HOST"), "{host}: {told}");
+            assert_eq!(told.lines().count(), 1, "{host}: {told}");
         }
         for url in ["a:80", "ftp://a", "http://", "http://u:p@a", "http://a/?q", "/x", ""] {
             assert!(parts(url, None).is_err(), "{url}");

@@ -268,14 +268,16 @@ fn read_properties(file: &Path) -> Result<Properties, String> {
 
 /// Checks for `host:port`, with a protocol in front if need be, as Java's listeners are written.
 fn check_server(server: &str) -> Result<(), &'static str> {
-    const FORM: &str = "is not a server such as broker-1:9092";
+    const FORM: &str = "is not a server such as broker-1:9092, with a port from 1 to 65535";
     let address = server.split_once("://").map_or(server, |(_, address)| address);
     if address.contains(['@', '/']) || address.contains(char::is_whitespace) {
         return Err(FORM);
     }
     let (host, port) = address.rsplit_once(':').ok_or(FORM)?;
+    // A sign would be parsed, too.
+    let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
     match port.parse::<u16>() {
-        Ok(port) if port > 0 && !host.is_empty() => Ok(()),
+        Ok(port) if is_number && port > 0 && !host.is_empty() => Ok(()),
         _ => Err(FORM),
     }
 }
@@ -330,6 +332,10 @@ mod tests {
         }
         for bad in ["", "a", "a:", ":1", "a:b", "a:0", "me:hush@a:1", "http://a:1/x", "a b:1"] {
             assert!(check_server(bad).is_err(), "{bad}");
+        }
+        for bad in ["a:99999", "a:65536", "a:abc", "a:+1", "[::1]:99999"] {
+            let problem = check_server(bad).unwrap_err();
+            assert!(problem.contains("a port from 1 to 65535"), "{bad}: {problem}");
         }
     }
 

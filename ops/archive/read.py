@@ -20,7 +20,7 @@ import subprocess
 import sys
 import zlib
 
-NAME = re.compile(r"(\d+)-(\d+)_(\d+)-(\d+)_(\d+)_([0-9a-f]{8})\.spwa")
+NAME = re.compile(r"(\d+)-(\d+)_(\d+)-(\d+)_(\d+)_([0-9a-f]{8})(?:_([1-9]))?\.spwa")
 CELL = re.compile(r"[0-9a-f]{8}")
 TRAILER_BYTES = 52
 FRAME_BYTES = 20
@@ -272,22 +272,62 @@ class Reader:
             else:
                 chosen.append((cell, entry, webhooks, pack))
         decoded = decompress(pack for _, _, _, pack in chosen)
+        of_entry = []
         for (cell, entry, webhooks, _), (count, raw) in zip(chosen, decoded, strict=True):
             check(count == webhooks, "webhooks of a pack")
-            for index, record in enumerate(records(count, raw)):
-                if not any(record[1:]):
-                    continue  # Erased: only its place and its time are left.
+            if of_entry and of_entry[0][:2] != (cell, entry):
+                show(of_entry)
+                of_entry = []
+            of_entry.append((cell, entry, list(records(count, raw))))
+        show(of_entry)
+
+
+def is_erased(record):
+    """True if only the place and the time of a webhook are left."""
+    return not any(record[1:])
+
+
+def united(one, other):
+    """Returns a pack without what is erased in either, or None if they differ in more than that."""
+
+    def same(a, b):
+        return a[0] == b[0] and (is_erased(a) or is_erased(b) or a == b)
+
+    if len(one) != len(other) or not all(map(same, one, other)):
+        return None
+    return [b if is_erased(b) else a for a, b in zip(one, other, strict=True)]
+
+
+def show(packs):
+    """Prints the webhooks of the packs of one entry. An erasure that was cut off leaves two that are one."""
+    kept = []
+    for cell, entry, found in packs:
+        for number, (_, _, other) in enumerate(kept):
+            both = united(other, found)
+            if both is not None:
+                kept[number] = (cell, entry, both)
+                break
+        else:
+            kept.append((cell, entry, found))
+    for cell, entry, found in kept:
+        for index, record in enumerate(found):
+            if not is_erased(record):
                 print(json.dumps(webhook(cell, entry, index, record), ensure_ascii=False))
 
 
 def groups(files):
     """Yields lists of objects with entries in common, in the order of the queue."""
     named = []
-    for file in files:
+    last_of_name = {}
+    for file in sorted(files):
         found = NAME.fullmatch(file.name)
         if found:
-            numbers = [int(number) for number in found.groups()[:4]]
-            named.append((tuple(numbers[:2]), tuple(numbers[2:]), file))
+            # A damaged object that could not be written over is in the archive again, under the next name.
+            name, generation = found.groups()[:6], int(found[7] or 0)
+            last_of_name[name] = max(last_of_name.get(name, (0, file)), (generation, file))
+    for name, (_, file) in last_of_name.items():
+        numbers = [int(number) for number in name[:4]]
+        named.append((tuple(numbers[:2]), tuple(numbers[2:]), file))
     group, last = [], None
     for first, end, file in sorted(named):
         if group and first > last:

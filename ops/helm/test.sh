@@ -89,12 +89,15 @@ bad() {
 }
 
 matrix() {
-  good defaults 'storage: 20Gi' 'whenDeleted: Retain' 'image: redis:7.4' </dev/null
+  good defaults 'storage: 20Gi' 'whenDeleted: Retain' 'image: redis:7.4' 'forget, --due, --every, "1h"' </dev/null
   ! grep -q 'kind: Deployment' "$work/defaults.yaml" || fail "defaults: one cell needs no router"
+  ! grep -q 'admin-archive\|envFrom' "$work/defaults.yaml" || fail "defaults: there is an archive"
   good all 'kind: Ingress' 'kind: ServiceMonitor' 'kind: PrometheusRule' 'kind: NetworkPolicy' \
     'name: KAFKA_URL' 'value: "1000000"' 'value: "0.5"' 'cell-spillway-dashboard' 'kind: Deployment' \
     'replicas: 4$' 'server cell-spillway-2:8080 max_fails=0;' 'pod-name: cell-spillway-2$' \
     'mountPath: /etc/spillway/files' 'name: metrics-token' \
+    'containerPort: 9814' 'replacement: archiver' 'port: admin-archive' 'value: "s3://bucket/prefix"' \
+    'name: archive-access' 'forget, --due, --every, "10m"' 'value: "48h"' \
     'absent\(up\{job="request-receiver", cell="apps/cell-spillway-3"\}\)$' <<'VALUES'
 cells: 3
 drainingCells: 1
@@ -109,6 +112,14 @@ kafkaProducer:
   enabled: true
   settings: {KAFKA_URL: "kafka:9092"}
   extraVolumeMounts: [{name: files, mountPath: /etc/spillway/files, readOnly: true}]
+archiver:
+  enabled: true
+  settings: {ARCHIVE_URL: "s3://bucket/prefix", ARCHIVE_KEY_FILE: /etc/spillway/files/keys, AWS_REGION: eu-central-1}
+  existingSecret: archive-access
+  extraVolumeMounts: [{name: files, mountPath: /etc/spillway/files, readOnly: true}]
+forget:
+  every: 10m
+  settings: {REDACT_WITHIN: 48h}
 extraVolumes: [{name: files, secret: {secretName: files}}]
 terminationGracePeriodSeconds: 120
 listenHost: "[::]"
@@ -148,6 +159,15 @@ VALUES
   good external-spill 'kind: StatefulSet' 'mountPath: /data/spill' 'whenScaled: Retain' <<'VALUES'
 redis: {externalUrl: "rediss+cluster://redis:6380"}
 VALUES
+  good archive-directory 'mountPath: /archive' 'claimName: archive' 'value: "file:///archive"' <<'VALUES'
+archiver:
+  enabled: true
+  settings: {ARCHIVE_URL: "file:///archive"}
+  extraVolumeMounts: [{name: archive, mountPath: /archive}]
+forget: {enabled: false}
+extraVolumes: [{name: archive, persistentVolumeClaim: {claimName: archive}}]
+VALUES
+  ! grep -q 'name: forget' "$work/archive-directory.yaml" || fail "archive-directory: there is a purge"
   good last-drains 'kind: Deployment' 'replicas: 2$' 'server cell-spillway-0:8080' <<'VALUES'
 drainingCells: 1
 VALUES
@@ -190,6 +210,10 @@ receiver: {settings: {SHOPIFY_CLIENT_SECRET: hush}}"
 receiver: {enabled: false}"
   bad 'KAFKA_URL is required' <<<"$BASE
 kafkaProducer: {enabled: true}"
+  bad 'ARCHIVE_URL is required' <<<"$BASE
+archiver: {enabled: true}"
+  bad '/forget/every' <<<"$BASE
+forget: {every: hourly}"
   bad '/persistence/size' <<<"$BASE
 persistence: {size: 20GiB}"
   bad '/spill/max' <<<"$BASE
@@ -268,7 +292,7 @@ by_api_server() {
   mapfile -t crds < <(crds)
   api apply --server-side --filename "$(IFS=, && echo "${crds[*]}")" >&2
   api wait --for condition=established --timeout 60s crd --all >&2
-  for rendered in "$work"/{defaults,all,external,external-spill,last-drains,own-secret,secrets-of-shops}.yaml; do
+  for rendered in "$work"/{defaults,all,external,external-spill,archive-directory,last-drains,own-secret,secrets-of-shops}.yaml; do
     api apply --namespace apps --server-side --dry-run=server --warnings-as-errors --filename "$rendered" >&2 ||
       fail "the API server refuses $(basename "$rendered")"
     # A pod needs its account to be there.

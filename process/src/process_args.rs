@@ -41,9 +41,10 @@ pub struct ProcessArgs {
     pub trace: TraceArgs,
 
     /// Read settings from this file where flags and the environment set none: KEY=value lines, as
-    /// systemd's EnvironmentFile= reads them
-    #[arg(long)]
-    pub env_file: Option<PathBuf>,
+    /// systemd's EnvironmentFile= reads them; may be given several times: a later file overrides an
+    /// earlier one
+    #[arg(long = "env-file", value_name = "ENV_FILE")]
+    pub env_files: Vec<PathBuf>,
 
     /// Check the settings and exit: 0 if they are good, 78 if not
     #[arg(long)]

@@ -30,6 +30,24 @@ impl fmt::Display for Mistakes {
     }
 }
 
+/// Parses a duration with its unit, such as `4s` or `72h`. A lone `M` is refused: it stands for months,
+/// and most people mean minutes.
+///
+/// # Errors
+/// A sentence for the person who wrote it.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let mut units = text.split(|letter: char| !letter.is_alphabetic());
+    if units.any(|unit| unit == "M") {
+        return Err(format!(
+            "{text:?} can mean minutes or months: write {} or {}",
+            text.trim().replace('M', "m"),
+            text.trim().replace('M', "months"),
+        ));
+    }
+    humantime::parse_duration(text.trim())
+        .map_err(|_| format!("{text:?} is not a duration with a unit, such as 4s, 500ms or 72h"))
+}
+
 impl Checker {
     /// Records a mistake in `key`.
     pub fn mistake(&mut self, key: &str, problem: impl Display) {
@@ -38,11 +56,7 @@ impl Checker {
 
     /// Parses a duration with its unit, such as `4s` or `72h`; `0` needs none.
     pub fn duration(&mut self, key: &str, text: &str, range: RangeInclusive<Duration>) -> Duration {
-        let parsed = if text.trim() == "0" {
-            Ok(Duration::ZERO)
-        } else {
-            humantime::parse_duration(text.trim()).map_err(|_| ())
-        };
+        let parsed = if text.trim() == "0" { Ok(Duration::ZERO) } else { parse_duration(text) };
         let show = |duration: &Duration| humantime::format_duration(*duration).to_string();
         match parsed {
             Ok(duration) if range.contains(&duration) => return duration,
@@ -50,10 +64,7 @@ impl Checker {
                 key,
                 format_args!("{text} is outside {} to {}", show(range.start()), show(range.end())),
             ),
-            Err(()) => self.mistake(
-                key,
-                format_args!("{text:?} is not a duration with a unit, such as 4s, 500ms or 72h"),
-            ),
+            Err(problem) => self.mistake(key, problem),
         }
         *range.start()
     }

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -91,12 +91,11 @@ fn print_error(error: &dyn Display) {
     writeln!(std::io::stderr(), "{error}").ok();
 }
 
-/// Reads the file that `--env-file` names, then flags and environment. The error is the exit code,
+/// Reads the files that `--env-file` names, then flags and environment. The error is the exit code,
 /// after the problem was printed.
 fn parse<W: ServerArgs>() -> Result<W, ExitCode> {
-    if let Some(file) = env_file(std::env::args_os())
-        && let Err(problem) = read_env_file(Path::new(&file))
-    {
+    let files = env_files(std::env::args_os(), None);
+    if let Err(problem) = read_env_files(&files) {
         print_error(&format_args!("--env-file: {problem}"));
         return Err(ExitCode::from(exit::CONFIG));
     }
@@ -119,12 +118,18 @@ pub fn parse_flags<P: Parser>() -> Result<P, ExitCode> {
     })
 }
 
-/// Sets the variables of the file that the environment does not hold yet, and warns of mistyped
-/// settings. Call it before any other thread runs.
+/// Sets the variables of the files that the environment does not hold yet, and warns of mistyped
+/// settings. A later file overrides an earlier one, as with systemd. Call it before any other thread
+/// runs.
 ///
 /// # Errors
 /// A sentence that names the file, not its content.
-pub fn read_env_file(file: &Path) -> Result<(), String> {
+pub fn read_env_files(files: &[PathBuf]) -> Result<(), String> {
+    // A name that is set stays, so the last file comes first.
+    files.iter().rev().try_for_each(|file| read_env_file(file))
+}
+
+fn read_env_file(file: &Path) -> Result<(), String> {
     let loaded = spillway_env_file::load(file)?;
     let file = file.display();
     for line in loaded.ignored_lines {
@@ -162,17 +167,30 @@ where
     ended
 }
 
-/// Returns the value of `--env-file`, which is needed before the flags are parsed.
-fn env_file(mut arguments: impl Iterator<Item = OsString>) -> Option<OsString> {
+/// Returns the values of `--env-file`, and of its short form, in their order. They are needed before
+/// the flags are parsed.
+pub fn env_files(
+    mut arguments: impl Iterator<Item = OsString>,
+    short: Option<&str>,
+) -> Vec<PathBuf> {
+    let mut files = Vec::new();
     while let Some(argument) = arguments.next() {
-        if argument == "--env-file" {
-            return arguments.next();
+        if argument == "--" {
+            break;
         }
-        if let Some(file) = argument.as_bytes().strip_prefix(b"--env-file=") {
-            return Some(OsStr::from_bytes(file).to_owned());
+        if argument == "--env-file" || short.is_some_and(|short| argument == short) {
+            files.extend(arguments.next().map(PathBuf::from));
+            continue;
         }
+        let bytes = argument.as_bytes();
+        let after_short = || {
+            let value = bytes.strip_prefix(short?.as_bytes())?;
+            Some(value.strip_prefix(b"=").unwrap_or(value))
+        };
+        let value = bytes.strip_prefix(b"--env-file=").or_else(after_short);
+        files.extend(value.map(|file| PathBuf::from(OsStr::from_bytes(file))));
     }
-    None
+    files
 }
 
 #[cfg(test)]
@@ -182,13 +200,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_env_file_is_found_before_the_flags_are_parsed() {
-        let found = |list: &[&str]| env_file(list.iter().map(OsString::from));
-        assert_eq!(found(&["x", "--env-file", "a"]), Some("a".into()));
-        assert_eq!(found(&["x", "--env-file=b", "--c"]), Some("b".into()));
-        assert_eq!(found(&["x"]), None);
+    fn env_files_are_found_before_the_flags_are_parsed() {
+        let found = |list: &[&str]| env_files(list.iter().map(OsString::from), Some("-e"));
+        let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
+        assert_eq!(found(&["x", "--env-file", "a"]), paths(&["a"]));
+        assert_eq!(found(&["x", "--env-file=b", "--c"]), paths(&["b"]));
+        assert_eq!(
+            found(&["x", "-e", "a", "-y", "--env-file", "b", "-ec", "-e=d"]),
+            paths(&["a", "b", "c", "d"])
+        );
+        assert_eq!(found(&["x", "--", "--env-file", "a"]), paths(&[]));
+        assert_eq!(found(&["x"]), paths(&[]));
+        // Without a short form, there is none.
+        assert_eq!(env_files(["-e", "a"].map(OsString::from).into_iter(), None), paths(&[]));
         // An argument that is not UTF-8 must not stop the search.
         let bytes = OsString::from_vec(b"\xff".to_vec());
-        assert_eq!(env_file([bytes, "--env-file=a".into()].into_iter()), Some("a".into()));
+        assert_eq!(env_files([bytes, "--env-file=a".into()].into_iter(), None), paths(&["a"]));
+    }
+
+    #[test]
+    fn a_later_env_file_overrides_an_earlier_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let files = [
+            file("one", "SPILLWAY_TEST_FIRST=one\nSPILLWAY_TEST_BOTH=one\n"),
+            file("two", "SPILLWAY_TEST_BOTH=two\n"),
+        ];
+        read_env_files(&files).unwrap();
+        assert_eq!(std::env::var("SPILLWAY_TEST_FIRST").unwrap(), "one");
+        assert_eq!(std::env::var("SPILLWAY_TEST_BOTH").unwrap(), "two");
+        let absent = [directory.path().join("absent"), files[1].clone()];
+        assert!(read_env_files(&absent).unwrap_err().contains("absent"));
     }
 }

@@ -45,12 +45,19 @@ pub enum QueueError {
          or give it up with its --abandon"
     )]
     Restoring,
-    /// The queue that is to be restored holds webhooks.
+    /// The queue that is to be restored holds webhooks, or lanes or replays beside it do.
     #[error(
-        "the queue holds webhooks: stop the receivers, run spillway restore-from-archive --abandon so that consumers \
-         may start, let them deliver these, stop them, and run it again"
+        "the queue, lanes or replays hold webhooks: stop the receivers, run spillway restore-from-archive --abandon so \
+         that consumers may start, let them deliver these, stop them, and run it again"
     )]
     NotEmpty,
+    /// Redis is not as it was when the restoration was planned.
+    #[error(
+        "this redis is not as it was when the restoration was planned: the restoration was abandoned, a consumer was \
+         added, or redis lost data; nothing was changed. Make sure that no process runs on it, look at spillway status, \
+         and run spillway restore-from-archive again"
+    )]
+    NotPlanned,
     /// A reply has an unknown form.
     #[error("redis answered in an unexpected way: {0}")]
     Unexpected(String),
@@ -105,6 +112,7 @@ impl From<RedisError> for QueueError {
                 Some("OUTOFSTEP") => Self::OutOfStep,
                 Some("RESTORING") => Self::Restoring,
                 Some("NOTEMPTY") => Self::NotEmpty,
+                Some("NOTPLANNED") => Self::NotPlanned,
                 _ => Self::Refused(error),
             },
             _ => Self::Refused(error),

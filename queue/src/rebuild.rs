@@ -2,9 +2,11 @@
 //!
 //! The packs are written into a stream beside the main one, in several scripts. Each names the number of entries
 //! before it, so a script that is repeated or comes late changes nothing, and a restoration that was killed goes on
-//! where it was. While it is not complete, no process registers ([`QueueError::Restoring`]). One last script puts
-//! stream, cursors, bits, counts and the cell's id in place, so nobody ever sees a part of it.
+//! where it was. While it is not complete, no process registers ([`QueueError::Restoring`]): a mark in Redis says so.
+//! Each script needs the mark under which the plan was made, so it changes only a Redis that is still as it was then.
+//! One last script puts stream, cursors, bits, counts and the cell's id in place, so nobody ever sees a part of it.
 
+use rand::RngExt as _;
 use redis::{Script, ScriptInvocation};
 use spillway_webhook::StreamId;
 
@@ -16,8 +18,17 @@ use crate::error::QueueError;
 pub struct Rebuild {
     redis: Redis,
     plan: String,
+    mark: String,
     fill: Script,
     end: Script,
+}
+
+/// Mark in Redis under which a restoration is planned: while it is there, no process registers.
+#[derive(Debug, Clone)]
+pub struct RebuildHold {
+    mark: String,
+    /// True if no restoration was unfinished.
+    pub is_new: bool,
 }
 
 /// An entry to restore.
@@ -74,25 +85,26 @@ impl RebuiltEntry {
 }
 
 impl Rebuild {
-    /// Restoration according to the plan that this text identifies.
-    pub fn new(redis: Redis, plan: String) -> Self {
+    /// Restoration according to the plan that this text identifies, which was made under this mark.
+    pub fn new(redis: Redis, plan: String, hold: &RebuildHold) -> Self {
         let fill = Script::new(include_str!("lua/rebuild.lua"));
         let end = Script::new(include_str!("lua/rebuilt.lua"));
-        Self { redis, plan, fill, end }
+        Self { redis, plan, mark: hold.mark.clone(), fill, end }
     }
 
     /// Begins, or goes on with what was begun according to the same plan. Returns the number of entries that are
     /// written.
     ///
     /// # Errors
-    /// [`QueueError::NotEmpty`] when the main stream holds entries.
+    /// [`QueueError::NotEmpty`] when the main stream, lanes or replays hold something. [`QueueError::NotPlanned`] when
+    /// the mark is gone.
     pub async fn begin(
         &self,
         connection: &mut Connection,
         consumers: &[String],
     ) -> Result<u64, QueueError> {
         let mut call = self.fill_keys();
-        call.arg("begin").arg(&self.plan).arg(self.redis.keys.prefix());
+        call.arg("begin").arg(&self.plan).arg(self.redis.keys.prefix()).arg(&self.mark);
         for consumer in consumers {
             call.arg(consumer);
         }
@@ -103,7 +115,7 @@ impl Rebuild {
     ///
     /// # Errors
     /// [`QueueError::Full`]: none of these was written. [`QueueError::OutOfStep`] when another number is written, or
-    /// another plan was begun. [`QueueError::NotEmpty`] as [`begin`](Self::begin).
+    /// another plan was begun. Others as [`begin`](Self::begin).
     pub async fn add(
         &self,
         connection: &mut Connection,
@@ -111,7 +123,7 @@ impl Rebuild {
         entries: &[RebuiltEntry],
     ) -> Result<u64, QueueError> {
         let mut call = self.fill_keys();
-        call.arg("add").arg(&self.plan).arg(self.redis.keys.prefix()).arg(written);
+        call.arg("add").arg(&self.plan).arg(self.redis.keys.prefix()).arg(&self.mark).arg(written);
         for RebuiltEntry { id, pack, bits } in entries {
             call.arg(id.to_string()).arg(&pack[..]).arg(bits.len());
             for (consumer, bits) in bits {
@@ -124,7 +136,8 @@ impl Rebuild {
     /// Puts the restored queue in place of the empty one.
     ///
     /// # Errors
-    /// As [`add`](Self::add). Nothing was changed then.
+    /// As [`add`](Self::add), and [`QueueError::NotPlanned`] when Redis has a consumer that is not in `queue`. Nothing
+    /// was changed then.
     pub async fn finish(
         &self,
         connection: &mut Connection,
@@ -135,7 +148,7 @@ impl Rebuild {
         call.arg(format!("{:08x}", queue.cell)).arg(queue.last.to_string());
         call.arg(queue.appended).arg(queue.trimmed);
         // It has the form of a settlement's mark, and is none of any leader.
-        call.arg(format!("restored:{}", queue.entries));
+        call.arg(format!("restored:{}", queue.entries)).arg(&self.mark);
         for one in &queue.consumers {
             let kind = one.kind.map_or("", ConsumerKind::label);
             call.arg(&one.name).arg(kind).arg(one.cursor.to_string());
@@ -146,10 +159,7 @@ impl Rebuild {
     }
 
     fn fill_keys(&self) -> ScriptInvocation<'_> {
-        let keys = &self.redis.keys;
-        let mut call = self.fill.prepare_invoke();
-        call.key(keys.stream()).key(keys.rebuild()).key(keys.rebuild_stream());
-        call
+        fill_keys(&self.fill, &self.redis)
     }
 }
 
@@ -163,29 +173,32 @@ pub async fn written(redis: &Redis, connection: &mut Connection) -> Result<u64, 
     Ok(entries.unwrap_or(0))
 }
 
-/// Marks that a restoration is being planned: from now on, no process registers. One that is unfinished stays as it is.
-/// Returns true if there was none.
+/// Marks that a restoration is being planned: from now on, no process registers. One that is unfinished stays as it is,
+/// and its mark is returned.
 ///
 /// # Errors
-/// [`QueueError::NotEmpty`] when the main stream holds entries.
-pub async fn hold(redis: &Redis, connection: &mut Connection) -> Result<bool, QueueError> {
+/// [`QueueError::NotEmpty`] when the main stream, lanes or replays hold something.
+pub async fn hold(redis: &Redis, connection: &mut Connection) -> Result<RebuildHold, QueueError> {
     let script = Script::new(include_str!("lua/rebuild.lua"));
-    let keys = &redis.keys;
-    let mut call = script.prepare_invoke();
-    call.key(keys.stream()).key(keys.rebuild()).key(keys.rebuild_stream());
-    call.arg("hold").arg("").arg(keys.prefix());
-    let is_new: u8 = call.invoke_async(connection).await?;
-    Ok(is_new == 1)
+    let mut call = fill_keys(&script, redis);
+    call.arg("hold").arg("").arg(redis.keys.prefix());
+    call.arg(format!("{:016x}", rand::rng().random::<u64>()));
+    let (is_new, mark): (u8, String) = call.invoke_async(connection).await?;
+    Ok(RebuildHold { mark, is_new: is_new == 1 })
 }
 
-/// Removes the mark of [`hold`] if nothing was begun since. Returns false if there is no such mark.
+/// Removes a mark of [`hold`] if nothing was begun since. Returns false if this mark is not there.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
-pub async fn release(redis: &Redis, connection: &mut Connection) -> Result<bool, QueueError> {
+pub async fn release(
+    redis: &Redis,
+    connection: &mut Connection,
+    hold: &RebuildHold,
+) -> Result<bool, QueueError> {
     let script = Script::new(include_str!("lua/rebuilt.lua"));
     let mut call = end_keys(&script, redis);
-    call.arg("release").arg(redis.keys.prefix());
+    call.arg("release").arg(redis.keys.prefix()).arg(&hold.mark);
     let removed: u8 = call.invoke_async(connection).await?;
     Ok(removed == 1)
 }
@@ -200,6 +213,14 @@ pub async fn abandon(redis: &Redis, connection: &mut Connection) -> Result<bool,
     call.arg("abandon").arg(redis.keys.prefix());
     let removed: u8 = call.invoke_async(connection).await?;
     Ok(removed == 1)
+}
+
+fn fill_keys<'a>(script: &'a Script, redis: &Redis) -> ScriptInvocation<'a> {
+    let keys = &redis.keys;
+    let mut call = script.prepare_invoke();
+    call.key(keys.stream()).key(keys.rebuild()).key(keys.rebuild_stream());
+    call.key(keys.counts()).key(keys.consumers());
+    call
 }
 
 fn end_keys<'a>(script: &'a Script, redis: &Redis) -> ScriptInvocation<'a> {

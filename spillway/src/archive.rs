@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_left_out_and_fails_a_search_that_finds_nothing() {
         let id = StreamId { ms: 1, seq: 0 };
-        let name = ObjectName { cell: 1, first: id, last: id, webhooks: 1, tag: 0 };
+        let name = ObjectName { cell: 1, first: id, last: id, webhooks: 1, tag: 0, generation: 0 };
         let mut unread = UnreadObjects::default();
         assert_eq!(unread.skip(Ok(7)).expect("it was read"), Some(7));
         assert!(unread.ensure_none("nothing").is_ok());

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use spillway_process::start::{parse_flags, read_env_file};
+use spillway_process::start::{env_files, parse_flags, read_env_files};
 use spillway_process::{exit, generate};
 
 use crate::{
@@ -20,9 +20,10 @@ const DEV_ENV_FILE: &str = ".env";
 #[command(name = "spillway", version = spillway_process::version(), max_term_width = 100)]
 struct Cli {
     /// Read settings from this file where flags and the environment set none: KEY=value lines, as
-    /// systemd's EnvironmentFile= reads them
-    #[arg(short, long, global = true)]
-    env_file: Option<PathBuf>,
+    /// systemd's EnvironmentFile= reads them; may be given several times: a later file overrides an
+    /// earlier one
+    #[arg(short, long = "env-file", global = true, value_name = "ENV_FILE")]
+    env_files: Vec<PathBuf>,
 
     #[command(subcommand)]
     command: Command,
@@ -77,16 +78,21 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
         return Err(code);
     }
     let mut first: Cli = parse_flags()?;
+    // The parser drops those before the subcommand if there are others after it.
+    let all = env_files(std::env::args_os(), Some("-e"));
+    let mut files = if all.len() > first.env_files.len() { all } else { first.env_files };
     if let Command::Config(arguments) = &mut first.command {
-        arguments.env_file = first.env_file;
+        arguments.env_files = files;
         return Ok(first.command);
     }
-    let file = match (&first.env_file, &first.command) {
-        (Some(file), _) => file.clone(),
-        (None, Command::Dev(_)) if Path::new(DEV_ENV_FILE).is_file() => DEV_ENV_FILE.into(),
-        (None, _) => return Ok(first.command),
-    };
-    if let Err(problem) = read_env_file(&file) {
+    let is_dev = matches!(first.command, Command::Dev(_));
+    if files.is_empty() && is_dev && Path::new(DEV_ENV_FILE).is_file() {
+        files.push(DEV_ENV_FILE.into());
+    }
+    if files.is_empty() {
+        return Ok(first.command);
+    }
+    if let Err(problem) = read_env_files(&files) {
         eprintln!("spillway: {problem}");
         return Err(ExitCode::from(exit::CONFIG));
     }
@@ -99,6 +105,9 @@ mod tests {
     use spillway_process::setting_names::SETTING_NAMES;
 
     use super::Cli;
+
+    /// Flags with a name of their own: the secret that signs a test webhook.
+    const SHORTER: [&str; 2] = ["secret", "secret-file"];
 
     /// Variables of a command and its subcommands.
     fn variables(command: &clap::Command, found: &mut Vec<String>) {
@@ -115,6 +124,34 @@ mod tests {
         for name in found {
             assert!(SETTING_NAMES.contains(&name.as_str()), "{name}");
         }
+    }
+
+    /// Flags of a command and its subcommands whose name is not that of their variable.
+    fn misnamed(command: &clap::Command, found: &mut Vec<String>) {
+        for argument in command.get_arguments() {
+            let Some(variable) = argument.get_env() else { continue };
+            let expected = variable.to_string_lossy().to_lowercase().replace('_', "-");
+            let flag = argument.get_long().unwrap_or_default();
+            if flag != expected && !SHORTER.contains(&flag) {
+                found.push(format!("{}: --{flag}: {expected}", command.get_name()));
+            }
+        }
+        command.get_subcommands().for_each(|command| misnamed(command, found));
+    }
+
+    #[test]
+    fn a_flag_has_the_name_of_its_variable() {
+        let mut found = Vec::new();
+        misnamed(&Cli::command(), &mut found);
+        assert_eq!(found, Vec::<String>::new());
+    }
+
+    #[test]
+    fn env_files_may_be_repeated() {
+        use clap::Parser;
+        let cli = Cli::try_parse_from(["spillway", "status", "-e", "a", "--env-file=b"]);
+        let files = cli.expect("good flags").env_files;
+        assert_eq!(files, ["a", "b"].map(std::path::PathBuf::from));
     }
 
     #[test]

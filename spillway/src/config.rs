@@ -23,9 +23,9 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     action: Action,
 
-    /// File that each process reads itself, so that it knows what comes from there.
+    /// Files that each process reads itself, so that it knows what comes from there.
     #[arg(skip)]
-    pub env_file: Option<PathBuf>,
+    pub env_files: Vec<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -51,12 +51,12 @@ struct ShownSetting {
 
 /// Runs `spillway config`.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { action: Action::Show { process, output }, env_file } = arguments;
+    let Arguments { action: Action::Show { process, output }, env_files } = arguments;
     let mut is_first = true;
     let mut warned = HashSet::new();
     for (name, program) in programs(process)? {
-        let (settings, warnings) = ask(&name, &program, env_file.as_deref()).await?;
-        // All of them read the same file.
+        let (settings, warnings) = ask(&name, &program, &env_files).await?;
+        // All of them read the same files.
         for warning in warnings.lines() {
             if warned.insert(warning.to_owned()) {
                 eprintln!("{warning}");
@@ -92,15 +92,15 @@ fn programs(named: Vec<String>) -> Result<Vec<(String, PathBuf)>, Failure> {
     Ok(found)
 }
 
-/// Settings of a process, and its warnings about the file.
+/// Settings of a process, and its warnings about the files.
 async fn ask(
     name: &str,
     program: &Path,
-    env_file: Option<&Path>,
+    env_files: &[PathBuf],
 ) -> Result<(Vec<ShownSetting>, String), Failure> {
     let mut command = Command::new(program);
     command.arg("--show-settings").kill_on_drop(true);
-    if let Some(file) = env_file {
+    for file in env_files {
         command.arg("--env-file").arg(file);
     }
     let output = command.output().await;

@@ -115,7 +115,7 @@ async fn forget_one(
         )));
     };
     let loses = format!(
-        "{} it has not settled ({} of them parked) and {}",
+        "{} it has not settled ({} of them outside the main stream: in lanes, or to be replayed) and {}",
         count(consumer.waiting, "webhook"),
         consumer.parked,
         count(consumer.dead.letters, "dead letter")

@@ -68,6 +68,7 @@ fn of_queue(error: &QueueError) -> u8 {
         | QueueError::OlderPrefix
         | QueueError::Restoring
         | QueueError::NotEmpty
+        | QueueError::NotPlanned
         | QueueError::Unexpected(_) => exit::FAILED,
     }
 }
@@ -95,6 +96,7 @@ fn with_hint(error: &QueueError) -> String {
         | QueueError::OlderPrefix
         | QueueError::Restoring
         | QueueError::NotEmpty
+        | QueueError::NotPlanned
         | QueueError::Unexpected(_) => "",
     };
     format!("{error}{}{hint}", cause.unwrap_or_default())

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use spillway_process::settings::parse_duration;
 use spillway_queue::controls::Filter;
 use spillway_webhook::shopify::is_topic_pattern;
 use spillway_webhook::{WebhookId, freshness};
@@ -106,11 +107,10 @@ pub(crate) fn moment_ms(flag: &str, text: &str, now_ms: u64) -> Result<u64, Fail
     if let Some(ms) = freshness::millis(text.as_bytes()) {
         return Ok(u64::try_from(ms.max(0)).unwrap_or(u64::MAX));
     }
-    match humantime::parse_duration(text) {
+    match parse_duration(text) {
         Ok(ago) => Ok(now_ms.saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX))),
-        Err(_) => Err(Failure::Usage(format!(
-            "{flag} {text:?} is neither a time such as 2026-01-01T12:00:00Z nor how long ago, \
-             such as 2h"
+        Err(problem) => Err(Failure::Usage(format!(
+            "{flag} is neither a time such as 2026-01-01T12:00:00Z nor how long ago, such as 2h: {problem}"
         ))),
     }
 }
@@ -143,6 +143,24 @@ mod tests {
             assert!(is_taken(flag, good), "{flag}");
             assert!(!is_taken(flag, ""), "{flag}");
         }
+    }
+
+    #[test]
+    fn minutes_and_months_are_not_confused() {
+        let of = |text: &str| {
+            moment_ms("--from", text, 3_600_000).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(of("30m"), Ok(1_800_000));
+        assert_eq!(of("30months"), Ok(0));
+        for (text, instead) in [
+            ("30M", "30m or 30months"),
+            (" 30 M ", "30 m or 30 months"),
+            ("1y 2M", "1y 2m or 1y 2months"),
+        ] {
+            let told = of(text).expect_err("either may be meant");
+            assert!(told.contains("--from") && told.contains(instead), "{told}");
+        }
+        assert!(of("yesterday").is_err_and(|told| told.contains("such as 2h")));
     }
 
     #[test]

@@ -27,6 +27,7 @@ use std::time::Duration;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, value_parser};
 use spillway_archive::args::ArchiveArgs;
+use spillway_process::settings::parse_duration;
 use spillway_queue::dead::now_ms;
 use spillway_queue::read::StreamReader;
 use spillway_queue::redactions::note_by_hand;
@@ -35,7 +36,7 @@ use spillway_webhook::redaction::{Person, is_email, is_phone};
 
 use self::hand::HandOrder;
 use self::order::{PurgeOrder, PurgeOrders};
-use self::purge::{ArchiveReach, PurgePlace};
+use self::purge::{PurgePlace, PurgeReach};
 use crate::consent::Confirmation;
 use crate::failure::Failure;
 use crate::filter;
@@ -60,18 +61,16 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     person: PersonArguments,
 
-    /// Also purge what the archive holds of this cell, as in the names of its objects; only of one that is gone; may be
-    /// given several times
-    #[arg(long = "cell", env = "FORGET_CELLS", value_name = "ID", value_delimiter = ',', value_parser = cell)]
-    cells: Vec<u32>,
-
-    /// Time after its writing from which an object of the archive is touched
-    #[arg(long, env = "FORGET_SETTLED_AFTER", default_value = "10m", hide = true, value_parser = humantime::parse_duration)]
-    settled_after: Duration,
+    #[command(flatten)]
+    reach: ReachArguments,
 
     /// Time after its delivery within which a redaction is carried out: --due begins after half of it
-    #[arg(long, env = "REDACT_WITHIN", value_name = "DURATION", default_value = "24h", value_parser = within)]
-    within: Duration,
+    #[arg(long, env = "REDACT_WITHIN", value_name = "DURATION", default_value = "24h", value_parser = redact_within)]
+    redact_within: Duration,
+
+    /// With --due: look again and again, with this pause, until SIGTERM; for containers, which have no timers
+    #[arg(long, value_name = "DURATION", requires = "due", conflicts_with_all = ["list", "shop"], value_parser = pause)]
+    every: Option<Duration>,
 
     #[command(flatten)]
     confirmation: Confirmation,
@@ -82,6 +81,23 @@ pub(crate) struct Arguments {
 
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// Reach of a purge.
+#[derive(Debug, Args)]
+struct ReachArguments {
+    /// Also purge what the archive holds of this cell, as in the names of its objects; only of one that is gone; may be
+    /// given several times
+    #[arg(long, env = "FORGET_CELLS", value_name = "ID", value_delimiter = ',', value_parser = cell)]
+    forget_cells: Vec<u32>,
+
+    /// Time after its writing from which an object of the archive is touched
+    #[arg(long, env = "FORGET_SETTLED_AFTER", default_value = "10m", hide = true, value_parser = parse_duration)]
+    forget_settled_after: Duration,
+
+    /// Time for which a purge waits until nothing is left in Redis. What takes longer is left to the next purge
+    #[arg(long, env = "FORGET_PATIENCE", default_value = "10s", hide = true, value_parser = parse_duration)]
+    forget_patience: Duration,
 }
 
 /// Mode of the command.
@@ -132,9 +148,18 @@ struct PersonArguments {
 /// Least time within which a redaction is carried out. A test may be as impatient as that.
 const WITHIN_MIN: Duration = Duration::from_secs(1);
 
-fn within(text: &str) -> Result<Duration, String> {
-    let parsed = humantime::parse_duration(text.trim()).map_err(|error| error.to_string())?;
+/// Parses REDACT_WITHIN.
+pub(crate) fn redact_within(text: &str) -> Result<Duration, String> {
+    let parsed = parse_duration(text)?;
     if parsed < WITHIN_MIN { Err("must be at least 1s".to_owned()) } else { Ok(parsed) }
+}
+
+/// Least pause of `--every`: each look asks Redis, and a purge is due once in hours.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+
+fn pause(text: &str) -> Result<Duration, String> {
+    let parsed = parse_duration(text)?;
+    if parsed < PAUSE_MIN { Err("must be at least 1s".to_owned()) } else { Ok(parsed) }
 }
 
 fn email(text: &str) -> Result<String, &'static str> {
@@ -173,9 +198,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         spill_dir,
         mode,
         person,
-        cells,
-        settled_after,
-        within,
+        reach,
+        redact_within,
+        every,
         confirmation,
         dry_run,
         output,
@@ -184,12 +209,24 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         list::run(&place, output).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let reach = ArchiveReach { cells, settled_after, is_by_hand: !mode.due };
-    let mut purge = PurgePlace::open(place, archive, spill_dir, reach).await?;
+    let reach = PurgeReach {
+        cells: reach.forget_cells,
+        settled_after: reach.forget_settled_after,
+        patience: reach.forget_patience,
+        is_by_hand: !mode.due,
+    };
     let Some(shop) = mode.shop else {
         debug_assert!(mode.due, "BUG: one mode is required");
-        return due::run(&mut purge, within, dry_run, output).await;
+        return due::run_all(every, async || {
+            let archive = archive.clone();
+            let spill_dir = spill_dir.clone();
+            let mut purge =
+                PurgePlace::open(place.clone(), archive, spill_dir, reach.clone()).await?;
+            due::run(&mut purge, redact_within, dry_run, output).await
+        })
+        .await;
     };
+    let mut purge = PurgePlace::open(place, archive, spill_dir, reach).await?;
     let (app, person) = person.split()?;
     let order = HandOrder { shop, app, person, through: newest(&mut purge).await? };
     by_hand(&mut purge, &order, confirmation.yes, output).await
@@ -252,6 +289,8 @@ mod tests {
     #[test]
     fn one_mode_is_given_and_a_customer_has_a_shop() {
         assert!(parsed(&["--due"]).is_ok() && parsed(&["--list"]).is_ok());
+        let cells = parsed(&["--due", "--every", "1h", "--forget-cells", "a1,b2"]);
+        assert_eq!(cells.expect("good flags").reach.forget_cells, [0xa1, 0xb2]);
         assert!(parsed(&["--shop", "a.example", "--customer", "12", "--order", "1"]).is_ok());
         for wrong in [
             &[][..],
@@ -266,9 +305,13 @@ mod tests {
             &["--shop", "a.example", "--phone", "0000000000"],
             &["--shop", "a.example", "--yes", "--dry-run"],
             &["--due", "--app", "one"],
-            &["--due", "--cell", "here"],
-            &["--due", "--within", "10ms"],
-            &["--due", "--within", "soon"],
+            &["--due", "--forget-cells", "here"],
+            &["--due", "--redact-within", "10ms"],
+            &["--due", "--redact-within", "soon"],
+            &["--due", "--redact-within", "30M"],
+            &["--due", "--every", "0s"],
+            &["--list", "--every", "1h"],
+            &["--shop", "a.example", "--all", "--every", "1h"],
         ] {
             assert!(parsed(wrong).is_err(), "{wrong:?}");
         }
@@ -288,6 +331,9 @@ mod tests {
         let expected = Person { orders: vec![1, 2], ..Person::default() };
         let flags = ["--shop", "a.example", "--order", "1", "--order", "2"];
         assert_eq!(of(&flags), Ok(Some(expected)));
-        assert_eq!(parsed(&["--due"]).expect("good flags").within, Duration::from_secs(86_400));
+        assert_eq!(
+            parsed(&["--due"]).expect("good flags").redact_within,
+            Duration::from_secs(86_400)
+        );
     }
 }

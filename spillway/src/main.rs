@@ -29,6 +29,8 @@ mod secret;
 mod send;
 mod socket;
 mod status;
+#[cfg(test)]
+mod testing;
 mod top;
 mod walk;
 mod webhook_text;

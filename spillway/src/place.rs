@@ -16,7 +16,7 @@ use crate::socket::denial;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Redis of the cell, as given on the command line.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct CellArgs {
     #[command(flatten)]
     redis: RedisArgs,

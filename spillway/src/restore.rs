@@ -6,6 +6,7 @@ mod noted;
 mod plan;
 mod report;
 mod source;
+mod target;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use clap::Args;
 use spillway_archive::args::ArchiveArgs;
 use spillway_archive::{ArchiveStore, Checkpoint, StoreError, checkpoint};
 use spillway_process::Checker;
-use spillway_queue::consumers::{self, ARCHIVE, ConsumerKind, ConsumerName};
-use spillway_queue::rebuild::{self, Rebuild, RebuiltEntry, abandon};
-use spillway_queue::status::{self, CellStatus, QueueStatus};
-use spillway_queue::{Connection, Redis};
+use spillway_queue::Connection;
+use spillway_queue::consumers::{ARCHIVE, ConsumerKind, ConsumerName};
+use spillway_queue::rebuild::{self, Rebuild, RebuildHold, RebuiltEntry, abandon};
+use spillway_queue::status::{CellStatus, QueueStatus};
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
 
@@ -25,6 +26,7 @@ use self::checks::RestoreSigns;
 use self::noted::RestoredNotes;
 use self::plan::{ConsumerNeeds, KnownEnd, RestorePlanner};
 use self::source::{ArchiveSource, RestoreArchive, SourcePack};
+use self::target::RestoreTarget;
 use crate::consent::{Confirmation, dry_run};
 use crate::failure::Failure;
 use crate::filter::moment_ms;
@@ -107,14 +109,20 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         line(told)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let status = status::read(&redis, &mut connection).await?;
-    ensure_empty(&status)?;
-    let own = consumers::cell(&redis, &mut connection).await?;
+    let mut target = RestoreTarget::look(redis, &mut connection).await?;
+    if !arguments.confirmation.yes {
+        return restore(&arguments, &target, None).await.map(|()| ExitCode::SUCCESS);
+    }
     // Reading takes long: no receiver and no consumer may begin meanwhile. The mark of another run stays its own.
-    let is_held = arguments.confirmation.yes && rebuild::hold(&redis, &mut connection).await?;
-    let restored = restore(&arguments, &redis, &status, own).await;
-    if restored.is_err() && is_held {
-        release(&arguments.place).await;
+    let hold = rebuild::hold(&target.redis, &mut connection).await?;
+    let restored = async {
+        // Somebody may have begun just before.
+        target = RestoreTarget::look(target.redis.clone(), &mut connection).await?;
+        restore(&arguments, &target, Some(&hold)).await
+    };
+    let restored = restored.await;
+    if restored.is_err() && hold.is_new {
+        release(&arguments.place, &hold).await;
     }
     restored.map(|()| ExitCode::SUCCESS)
 }
@@ -122,47 +130,48 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 /// Reads and plans everything and, if that is meant, writes it.
 async fn restore(
     arguments: &Arguments,
-    redis: &Redis,
-    status: &CellStatus,
-    own: Option<u32>,
+    target: &RestoreTarget,
+    hold: Option<&RebuildHold>,
 ) -> Result<(), Failure> {
     let archive = open(&arguments.archive)?;
-    let cell = arguments.choose_cell(&archive, own).await?;
+    let cell = arguments.choose_cell(&archive, target.cell).await?;
     let basis = arguments.basis(&archive, cell).await?;
     let source = ArchiveSource::find(archive.clone(), cell, &basis.consumers).await?;
     let source = source.ok_or_else(|| {
         Failure::Failed(format!("the archive holds no object of the cell {cell:08x}"))
     })?;
     let (planner, restored) = measure(&source, &basis).await?;
-    report::print(&basis, &source, &planner, restored, status.queue.accepted)?;
+    let queue = &target.status.queue;
+    report::print(&basis, &source, &planner, restored, queue.accepted)?;
     let doubts = basis.doubts(&archive, &source).await?;
     for doubt in &doubts {
         line(format_args!("doubt: {doubt}"))?;
     }
     // Reading took a while, in which nobody used the connection.
     let (_, mut connection) = arguments.place.connect().await?;
-    let written = rebuild::written(redis, &mut connection).await?;
-    ensure_fits(&status.queue, restored.memory_after(written, planner.entries))?;
-    if !arguments.confirmation.yes {
+    let written = rebuild::written(&target.redis, &mut connection).await?;
+    ensure_fits(queue, restored.memory_after(written, planner.entries))?;
+    let Some(hold) = hold else {
         line(dry_run("", "restore it").trim_start())?;
         return Ok(());
-    }
+    };
     if !doubts.is_empty() && !arguments.force {
         return Err(Failure::Failed(
             "not restored, because of the doubts above; add --force to restore it all the same"
                 .to_owned(),
         ));
     }
-    write(redis, &mut connection, &basis, &source, &planner, status).await?;
+    let rebuild = Rebuild::new(target.redis.clone(), basis.plan_id(&source, &planner), hold);
+    write((&rebuild, &mut connection), target, &basis, &source, &planner).await?;
     line("restored: start the receivers, then the consumers")?;
     Ok(())
 }
 
 /// Lets the processes begin again, if nothing was written. If this fails, too, the next attempt takes the mark over,
 /// and `--abandon` removes it.
-async fn release(place: &CellArgs) {
+async fn release(place: &CellArgs, hold: &RebuildHold) {
     if let Ok((redis, mut connection)) = place.connect().await {
-        rebuild::release(&redis, &mut connection).await.ok();
+        rebuild::release(&redis, &mut connection, hold).await.ok();
     }
 }
 
@@ -271,27 +280,6 @@ fn open(arguments: &ArchiveArgs) -> Result<RestoreArchive, Failure> {
     Ok(RestoreArchive { store: Arc::new(ArchiveStore::open(&url)?), keys })
 }
 
-/// Checks that nothing of this queue would be replaced, and that nobody works on it.
-fn ensure_empty(status: &CellStatus) -> Result<(), Failure> {
-    if let Some(consumer) = status.consumers.iter().find(|consumer| consumer.has_live_leader()) {
-        let leader = consumer.leader.as_ref().map(ToString::to_string).unwrap_or_default();
-        return Err(Failure::Failed(format!(
-            "stop all consumers and receivers first: {} is led by {leader}. One that was killed is gone after 10 s",
-            consumer.name
-        )));
-    }
-    let aside: u64 = status.consumers.iter().map(|consumer| consumer.parked).sum();
-    if status.queue.packs == 0 && aside == 0 {
-        return Ok(());
-    }
-    Err(Failure::Failed(format!(
-        "this queue is not empty: it holds {} in packs, and {aside} in lanes and replays. Stop the receivers, let the \
-         consumers deliver these, stop them, and run this again. If they wait for a restoration, run this with \
-         --abandon first",
-        count(status.queue.webhooks, "webhook")
-    )))
-}
-
 /// Reads everything once: what is damaged, or has no key, is found before anything is written.
 async fn measure(
     source: &ArchiveSource,
@@ -346,14 +334,12 @@ fn ensure_fits(queue: &QueueStatus, needed: u64) -> Result<(), Failure> {
 
 /// Writes everything into Redis, or what is left of it after an attempt that did not end.
 async fn write(
-    redis: &Redis,
-    connection: &mut Connection,
+    (rebuild, connection): (&Rebuild, &mut Connection),
+    target: &RestoreTarget,
     basis: &RestoreBasis,
     source: &ArchiveSource,
     measured: &RestorePlanner,
-    status: &CellStatus,
 ) -> Result<(), Failure> {
-    let rebuild = Rebuild::new(redis.clone(), basis.plan_id(source, measured));
     let names: Vec<String> = basis.consumers.iter().map(|one| one.name.clone()).collect();
     let mut written = rebuild.begin(connection, &names).await?;
     if written > 0 {
@@ -387,8 +373,8 @@ async fn write(
         return Err(Failure::Failed("the archive changed meanwhile: run this again".to_owned()));
     }
     let end = KnownEnd::of(basis.checkpoint.as_ref(), source.span.1);
-    let queue = planner.queue(basis.cell, end, at_end(&names, status));
-    basis.notes.write(redis, connection).await?;
+    let queue = planner.queue(basis.cell, end, at_end(&names, &target.status));
+    basis.notes.write(&target.redis, connection).await?;
     Ok(rebuild.finish(connection, &queue).await?)
 }
 
@@ -443,19 +429,6 @@ mod tests {
     use spillway_queue::status::ConsumerStatus;
 
     use super::*;
-
-    #[test]
-    fn a_queue_that_holds_anything_is_refused() {
-        let mut status = CellStatus::default();
-        assert!(ensure_empty(&status).is_ok());
-        status.queue = QueueStatus { packs: 2, webhooks: 7, ..QueueStatus::default() };
-        let told = ensure_empty(&status).expect_err("webhooks").to_string();
-        assert!(told.contains("7 webhooks"), "{told}");
-        status.queue = QueueStatus::default();
-        status.consumers.push(ConsumerStatus { parked: 3, ..ConsumerStatus::default() });
-        let told = ensure_empty(&status).expect_err("webhooks in lanes").to_string();
-        assert!(told.contains("3 in lanes"), "{told}");
-    }
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_memory_that_it_needs() {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use spillway_process::settings::parse_duration;
 use spillway_queue::controls::{Filter, Pause};
 use spillway_queue::status;
 use spillway_webhook::freshness::rfc3339;
@@ -46,7 +47,7 @@ pub(crate) struct Arguments {
     limit: u32,
 
     /// Time after which the counts are estimated from what was read
-    #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = parse_duration)]
     budget: Duration,
 
     /// Read everything, however long it takes

@@ -31,6 +31,7 @@ pub mod latest;
 pub mod ledger;
 pub mod line;
 pub mod load;
+pub mod locked_bucket;
 pub mod machine;
 pub mod measure;
 pub mod nginx;

@@ -3,9 +3,10 @@
 const INTRO: &str = "# Settings
 
 Each setting is an environment variable and a flag of the same name: `REDIS_URL`, `--redis-url`. A flag wins over the
-environment, and the environment over `--env-file`. `--check` validates all settings, reports every mistake at once and
-exits. `spillway config show` prints them with their origin. Durations and sizes need a unit, such as `30s`, `72h` or
-`16MiB`. All programs may share an env file: each reads the settings that it has. A variable in it that no program has,
+environment, and the environment over `--env-file`, which may be given several times: a later file overrides an earlier
+one. `--check` validates all settings, reports every mistake at once and exits. `spillway config show` prints them with
+their origin. Durations and sizes need a unit, such as `30s`, `72h` or `16MiB`; `30M` could be minutes or months, and is
+refused. All programs may share an env file: each reads the settings that it has. A variable in it that no program has,
 and that differs from a setting in at most two letters, is reported with a warning.
 
 Sizes are powers of 1024: `64KiB`, `16MiB`, `10GiB`, `1TiB`. `16m`, `16MB` and the like are refused, because programs

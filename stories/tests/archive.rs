@@ -50,6 +50,13 @@ impl Archiving {
         until("all is archived", SOON, archived).await;
     }
 
+    /// Findings of `spillway doctor`.
+    async fn doctor(&self, arguments: &[&str]) -> String {
+        let arguments = [&["doctor"], arguments].concat();
+        let output = self.cell.spillway(&arguments).await;
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// Runs `spillway archive`. Returns whether it succeeded, and both of its outputs.
     async fn spillway(&self, arguments: &[&str], settings: Settings<'_>) -> (bool, String) {
         let url = self.archive.url();
@@ -257,7 +264,23 @@ async fn what_only_the_archive_keeps_is_unmatched_and_commands_mean_the_other_co
     let top = archiving.cell.spillway(&["top"]).await;
     let told = String::from_utf8_lossy(&top.stdout).into_owned();
     assert!(top.status.success() && told.contains("for billing"), "{told}");
-    let doctor = archiving.cell.spillway(&["doctor"]).await;
-    let told = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    let told = archiving.doctor(&[]).await;
     assert!(told.contains("together they may leave webhooks out"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_shows_the_lag_of_the_archive_and_its_checkpoint() {
+    let archiving = Archiving::start(&[]).await;
+    archiving.post(1..2).await;
+    let url = archiving.archive.url();
+    let with_archive = ["--archive-url", url.as_str()];
+    let expected = "ok       the checkpoint of the consumers in the archive is ";
+    let is_there = async || archiving.doctor(&with_archive).await.contains(expected);
+    until("there is a checkpoint", SOON, is_there).await;
+    let told = archiving.doctor(&[]).await;
+    assert!(told.contains("ok       the archive lags by "), "{told}");
+    assert!(told.contains("the checkpoint in the archive is not looked at"), "{told}");
+    let nowhere = ["--archive-url", "file:///nonexistent/archive"];
+    let told = archiving.doctor(&nowhere).await;
+    assert!(told.contains("problem  the archive cannot be opened"), "{told}");
 }

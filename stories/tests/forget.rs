@@ -19,30 +19,31 @@ use stories::traces::traces;
 use stories::until::until;
 use stories::webhook::Webhook;
 
-const SOON: Duration = Duration::from_secs(90);
-const SHOP: &str = "first.myshopify.com";
-const OTHER_SHOP: &str = "second.myshopify.com";
+pub(crate) const SOON: Duration = Duration::from_secs(90);
+pub(crate) const SHOP: &str = "first.myshopify.com";
+pub(crate) const OTHER_SHOP: &str = "second.myshopify.com";
 /// Shop whose orders are delivered while those of the others wait.
 const FLOWING_SHOP: &str = "third.myshopify.com";
 /// Everything by which the customer is known.
-const ANN: [&str; 4] = ["7702398465123", "ann.lee@example.com", "15556251199", "5551112223334"];
+pub(crate) const ANN: [&str; 4] =
+    ["7702398465123", "ann.lee@example.com", "15556251199", "5551112223334"];
 /// Webhook that shows her by her address alone.
 const BY_ADDRESS: &str = "ann-2";
 const KEY: &str = "first AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n";
 
 /// A cell that archives, delivers everything to one backend, and orders to another one.
-struct Remembering {
-    archive: ArchiveDirectory,
+pub(crate) struct Remembering {
+    pub(crate) archive: ArchiveDirectory,
     key_file: Option<PathBuf>,
-    backend: Backend,
-    billing: Backend,
-    redis: RedisServer,
-    receiver: Service,
-    _consumers: [Service; 3],
-    cell: Cell,
+    pub(crate) backend: Backend,
+    pub(crate) billing: Backend,
+    pub(crate) redis: RedisServer,
+    pub(crate) receiver: Service,
+    pub(crate) consumers: [Service; 3],
+    pub(crate) cell: Cell,
 }
 
-fn webhook(shop: &str, topic: &str, id: &str, body: &Value) -> Webhook {
+pub(crate) fn webhook(shop: &str, topic: &str, id: &str, body: &Value) -> Webhook {
     Webhook::product(1, id, body.to_string().into_bytes())
         .without("X-Shopify-Product-Id")
         .with("X-Shopify-Shop-Domain", shop)
@@ -50,7 +51,7 @@ fn webhook(shop: &str, topic: &str, id: &str, body: &Value) -> Webhook {
 }
 
 /// Webhooks that show Ann, each in another way.
-fn of_ann() -> Vec<(&'static str, Value)> {
+pub(crate) fn of_ann() -> Vec<(&'static str, Value)> {
     vec![
         (
             "customers/update",
@@ -76,7 +77,7 @@ fn of_ann() -> Vec<(&'static str, Value)> {
 }
 
 /// Webhooks about another customer, of the same topics.
-fn of_bob() -> Vec<(&'static str, Value)> {
+pub(crate) fn of_bob() -> Vec<(&'static str, Value)> {
     vec![
         ("customers/update", json!({ "id": 77, "email": "bob@example.com" })),
         ("orders/create", json!({ "id": 55, "customer": { "id": 77 }, "note": "y".repeat(300) })),
@@ -84,7 +85,7 @@ fn of_bob() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn redaction() -> Value {
+pub(crate) fn redaction() -> Value {
     json!({
         "shop_domain": SHOP, "orders_to_redact": [5_551_112_223_334_u64],
         "customer": { "id": 7_702_398_465_123_u64, "email": "ann.lee@example.com", "phone": "+15556251199" },
@@ -92,7 +93,7 @@ fn redaction() -> Value {
 }
 
 impl Remembering {
-    async fn start(is_encrypted: bool) -> Self {
+    pub(crate) async fn start(is_encrypted: bool) -> Self {
         let cell = Cell::busy();
         let archive = ArchiveDirectory::new(&cell.directory().join("archive"));
         // Text in place of the compact form of Redis, which a search cannot read.
@@ -121,10 +122,15 @@ impl Remembering {
         for consumer in &consumers {
             consumer.leads().await;
         }
-        Self { archive, key_file, backend, billing, redis, receiver, _consumers: consumers, cell }
+        Self { archive, key_file, backend, billing, redis, receiver, consumers, cell }
     }
 
-    async fn post(&self, shop: &str, prefix: &str, webhooks: Vec<(&'static str, Value)>) {
+    pub(crate) async fn post(
+        &self,
+        shop: &str,
+        prefix: &str,
+        webhooks: Vec<(&'static str, Value)>,
+    ) {
         for (number, (topic, body)) in webhooks.iter().enumerate() {
             let webhook = webhook(shop, topic, &format!("{prefix}-{number}"), body);
             assert_eq!(post(self.receiver.address(), &webhook).await.status, 200);
@@ -150,17 +156,17 @@ impl Remembering {
         until("all is archived", SOON, async || self.is_main_empty().await).await;
     }
 
-    async fn in_lanes(&self) -> u64 {
+    pub(crate) async fn in_lanes(&self) -> u64 {
         let field = ["HGET", "{spillway}:counts", "lanes:billing"];
         let waiting: Option<u64> = self.redis.command(&field).await;
         waiting.unwrap_or(0)
     }
 
-    async fn is_main_empty(&self) -> bool {
+    pub(crate) async fn is_main_empty(&self) -> bool {
         self.redis.stream_len("{spillway}:in").await == 0
     }
 
-    async fn pending(&self) -> u64 {
+    pub(crate) async fn pending(&self) -> u64 {
         self.redis.command(&["HLEN", "{spillway}:redactions"]).await
     }
 
@@ -184,13 +190,15 @@ impl Remembering {
             ("SPILL_DIR", path(&self.cell.directory().join("spill"))),
             ("REDACT_WITHIN", "2s".to_owned()),
             ("FORGET_SETTLED_AFTER", "0s".to_owned()),
+            // A purge that has to wait for another consumer is left to the next one.
+            ("FORGET_PATIENCE", "3s".to_owned()),
         ];
         let set = all.into_iter().filter(|(_, value)| !value.is_empty());
         set.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// Runs the operators' command. Returns whether it succeeded, and its output.
-    async fn spillway(&self, arguments: &[&str]) -> (bool, String) {
+    pub(crate) async fn spillway(&self, arguments: &[&str]) -> (bool, String) {
         let settings = self.settings();
         let settings: Vec<(&str, &str)> =
             settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -200,14 +208,20 @@ impl Remembering {
         (output.status.success(), String::from_utf8_lossy(&told).into_owned())
     }
 
-    async fn told(&self, arguments: &[&str]) -> String {
+    pub(crate) async fn told(&self, arguments: &[&str]) -> String {
         let (is_good, told) = self.spillway(arguments).await;
         assert!(is_good, "{arguments:?}: {told}");
         told
     }
 
+    /// Pending redactions and records of purges.
+    pub(crate) async fn records(&self) -> Vec<Value> {
+        let listed = self.told(&["forget", "--list", "-o", "json"]).await;
+        listed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
     /// Runs the purge until nothing is noted.
-    async fn purge(&self) {
+    pub(crate) async fn purge(&self) {
         until("everything is purged", SOON, async || {
             self.spillway(&["forget", "--due"]).await;
             self.pending().await == 0
@@ -216,14 +230,14 @@ impl Remembering {
     }
 
     /// Body of a webhook as the archive shows it; `None` if it does not.
-    async fn archived(&self, id: &str) -> Option<String> {
+    pub(crate) async fn archived(&self, id: &str) -> Option<String> {
         let (is_there, told) =
             self.spillway(&["archive", "show", "--webhook-id", id, "--body"]).await;
         is_there.then_some(told)
     }
 
     /// Checks that no file shows these texts, and that the archive is whole.
-    async fn expect_forgotten(&self, texts: &[&str]) {
+    pub(crate) async fn expect_forgotten(&self, texts: &[&str]) {
         // Redis deletes the files of before the rewrite in the background.
         let is_gone = async || {
             let left = traces(self.cell.directory(), texts);
@@ -236,7 +250,7 @@ impl Remembering {
         assert!(self.told(&["archive", "verify"]).await.contains("0 problems"));
     }
 
-    async fn expect_others(&self) {
+    pub(crate) async fn expect_others(&self) {
         for (prefix, webhooks) in [("bob", of_bob()), ("other", of_bob())] {
             for (number, (_, body)) in webhooks.iter().enumerate() {
                 let id = format!("{prefix}-{number}");
@@ -278,10 +292,9 @@ async fn a_customer_is_forgotten(is_encrypted: bool) {
             .collect();
         assert_eq!(cell.archive.webhooks(), left, "the others are as they were");
     }
-    let records = cell.told(&["forget", "--list", "-o", "json"]).await;
-    assert!(ANN.iter().all(|text| !records.contains(text)), "{records}");
-    let records: Vec<Value> =
-        records.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let records = cell.records().await;
+    let told = format!("{records:?}");
+    assert!(ANN.iter().all(|text| !told.contains(text)), "{told}");
     assert_eq!(records[0]["complete"], true);
     assert_eq!(records[0]["redactions"][0]["kind"], "customer");
     let purged = |store: &str| -> u64 {
@@ -319,7 +332,10 @@ async fn a_purge_that_is_killed_at_any_moment_is_finished_by_the_next_one() {
     until("all is archived", SOON, async || cell.is_main_empty().await).await;
     let all = cell.archive.webhooks();
     cell.redact("customers/redact", "redact", &redaction()).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    until("it is due", SOON, async || {
+        !cell.told(&["forget", "--due", "--dry-run"]).await.contains("nothing is due")
+    })
+    .await;
     for _ in 0..size(8, 100) {
         let mut command = Command::new(binaries::ours("spillway"));
         command.args(["forget", "--due"]).env_clear().envs(cell.settings());
@@ -338,6 +354,25 @@ async fn a_purge_that_is_killed_at_any_moment_is_finished_by_the_next_one() {
         .filter(|one| !one["webhook_id"].as_str().is_some_and(|id| id.starts_with("ann")))
         .collect();
     assert_eq!(cell.archive.webhooks(), left, "the others are as they were");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_timer_a_purge_repeats_until_it_is_stopped() {
+    let cell = Remembering::start(false).await;
+    cell.billing.behave(|_| Behaviour::ok());
+    let url = cell.archive.url();
+    let flags = ["--archive-url", url.as_str(), "--redact-within", "6s", "--forget-settled-after"];
+    let repeated = [&["forget", "--due", "--every", "1s"], &flags[..], &["0s"]].concat();
+    let mut purge = cell.cell.spillway_starting(&repeated);
+    cell.post(SHOP, "ann", of_ann()).await;
+    cell.post(OTHER_SHOP, "other", of_bob()).await;
+    until("all is archived", SOON, async || cell.is_main_empty().await).await;
+    cell.redact("customers/redact", "redact", &redaction()).await;
+    until("everything is purged", SOON, async || cell.pending().await == 0).await;
+    cell.expect_forgotten(&ANN).await;
+    assert!(purge.is_running(), "{}", purge.output());
+    purge.sigterm();
+    assert_eq!(purge.exit(SOON).await.code(), Some(0), "{}", purge.output());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

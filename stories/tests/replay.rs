@@ -28,27 +28,27 @@ use stories::size::size;
 use stories::until::until;
 use stories::webhook;
 
-const SOON: Duration = Duration::from_secs(120);
+pub(crate) const SOON: Duration = Duration::from_secs(120);
 const REPLAYED: &str = "Spillway-Replayed";
 /// Topic of a Kafka producer.
 const TOPIC: &str = "shopify-webhooks";
 const RESOURCES: u64 = 60;
-const SHOPS: u64 = 6;
+pub(crate) const SHOPS: u64 = 6;
 
 /// A cell that archives, and a window of webhooks in its archive.
-struct Replaying {
-    archive: ArchiveDirectory,
+pub(crate) struct Replaying {
+    pub(crate) archive: ArchiveDirectory,
     _archiver: Service,
-    backend: Backend,
+    pub(crate) backend: Backend,
     downstreamer: Service,
-    receiver: Service,
-    redis: RedisServer,
+    pub(crate) receiver: Service,
+    pub(crate) redis: RedisServer,
     ledger: Arc<Ledger>,
     /// Events that were stored in the window.
-    window: BTreeSet<Event>,
+    pub(crate) window: BTreeSet<Event>,
     from: String,
     to: String,
-    cell: Cell,
+    pub(crate) cell: Cell,
 }
 
 fn load() -> Load {
@@ -64,7 +64,7 @@ fn load() -> Load {
 
 impl Replaying {
     /// Stores and delivers three phases of events of the same resources. The second one is the window.
-    async fn start(cell: Cell, events: u64) -> Self {
+    pub(crate) async fn start(cell: Cell, events: u64) -> Self {
         Self::start_with(cell, events, 3).await
     }
 
@@ -114,12 +114,12 @@ impl Replaying {
         }
     }
 
-    fn arguments<'a>(&'a self, url: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    pub(crate) fn arguments<'a>(&'a self, url: &'a str, more: &[&'a str]) -> Vec<&'a str> {
         [&["replay", "--archive-url", url], more].concat()
     }
 
     /// Flags of a replay of the window.
-    fn of_window<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
+    pub(crate) fn of_window<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
         [&["--all", "--from", self.from.as_str(), "--to", self.to.as_str()], more].concat()
     }
 
@@ -128,7 +128,7 @@ impl Replaying {
         self.cell.spillway(&self.arguments(&url, more)).await
     }
 
-    async fn told(&self, more: &[&str]) -> String {
+    pub(crate) async fn told(&self, more: &[&str]) -> String {
         let output = self.replay(more).await;
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "spillway replay {more:?}: {errors}");
@@ -141,20 +141,20 @@ impl Replaying {
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    async fn records(&self) -> Vec<Value> {
+    pub(crate) async fn records(&self) -> Vec<Value> {
         let listed = self.told(&["list", "-o", "json"]).await;
         listed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
     /// Events that were delivered again, in the order of their arrival.
-    fn replayed(&self) -> Vec<Event> {
+    pub(crate) fn replayed(&self) -> Vec<Event> {
         self.backend.look(|receipts| {
             let replayed = receipts.iter().filter(|one| one.delivered() && is_replay(one));
             replayed.map(Receipt::event).collect()
         })
     }
 
-    async fn settled(&self) {
+    pub(crate) async fn settled(&self) {
         let replays = async || self.redis.stream_len("{spillway}:http:replays").await == 0;
         until("all replays are settled", SOON, replays).await;
     }
@@ -175,7 +175,7 @@ impl Replaying {
     }
 }
 
-fn is_replay(receipt: &Receipt) -> bool {
+pub(crate) fn is_replay(receipt: &Receipt) -> bool {
     receipt.headers.text(REPLAYED) == Some("true")
 }
 
@@ -208,7 +208,7 @@ async fn a_window_is_delivered_again_once_in_order_beside_live_traffic() {
     let live = Load { connections: 4, pause: Duration::from_millis(20), ..load() };
     let live = live.start_after(phases * events, story.receiver.address(), &story.ledger);
     let calm = Instant::now();
-    tokio::time::sleep(size(Duration::from_secs(3), Duration::from_secs(30))).await;
+    tokio::time::sleep(size(Duration::from_secs(1), Duration::from_secs(30))).await;
     let began = Instant::now();
     // In the full size with a bound, as beside live traffic of which the machine can bear little more.
     let rate = size("100000", "200");
@@ -358,7 +358,7 @@ async fn a_dry_run_changes_nothing_filters_select_and_what_is_wrong_is_said() {
     for (more, expected) in [
         (&[][..], "give --from"),
         (&["--from", "yesterday"][..], "--from"),
-        (&["--from", "30M", "--all"][..], "in months"),
+        (&["--from", "30M", "--all"][..], "30m or 30months"),
         (&["--from", "1h", "--to", "2h"][..], "before --from"),
         (&["--from", "1h", "--cell", "x"][..], "--cell"),
         (&["--from", "1h"][..], "or --all"),

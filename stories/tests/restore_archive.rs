@@ -1,5 +1,8 @@
 //! Tests docs/backup.md: Redis' disk is lost while webhooks wait in the main stream and in lanes, and the queue is
-//! restored from the archive. Everything that the archive holds and that was not delivered arrives, in order.
+//! restored from the archive. Everything that the archive holds and that was not delivered arrives, in order. What came
+//! after the archive's end is the window: the command names its beginning.
+//!
+//! `make endure` wipes the disk under a load of about 1,000 webhooks a second, after 200,000 of them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -15,12 +18,16 @@ use stories::binaries;
 use stories::cell::{Cell, Settings};
 use stories::feed::Feed;
 use stories::ledger::{Event, Ledger};
+use stories::load::Load;
 use stories::redis_server::RedisServer;
 use stories::report::say;
+use stories::seed::seed;
 use stories::service::Service;
 use stories::shop;
 use stories::size::size;
 use stories::until::until;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 const SOON: Duration = Duration::from_secs(120);
 /// Small objects that are written soon.
@@ -30,6 +37,8 @@ const KEY: &str = "one AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n";
 const FAILING: u64 = 1;
 const SHOPS: u64 = 5;
 const RESOURCES: u64 = 60;
+/// Difference of the clocks of a test and of Redis, on one machine.
+const CLOCKS: Duration = Duration::from_millis(100);
 
 /// A cell with an archive and two consumers: `http` gets everything, `billing` orders.
 struct LossyCell {
@@ -97,6 +106,18 @@ impl LossyCell {
             })
         })
         .await;
+    }
+
+    /// True if nothing waits, in the main stream or in lanes.
+    async fn is_settled(&self) -> bool {
+        self.redis.stream_len("{spillway}:in").await == 0 && self.redis.in_lanes().await == 0
+    }
+
+    /// Events that were answered 200 and that the backend did not get.
+    fn undelivered(&self) -> Vec<Event> {
+        let mut stored = self.ledger.stored();
+        stored.retain(|event| !self.all.has_delivered(&event.webhook_id()));
+        stored
     }
 
     /// Kills everything, and starts an empty Redis.
@@ -260,10 +281,7 @@ async fn what_was_archived_and_not_delivered_arrives_after_the_disk_was_lost() {
     lossy.start_again();
     lossy.receiver.ready().await;
     lossy.store(2 * rounds + 4..=2 * rounds + 5).await;
-    let empty = async || {
-        lossy.redis.stream_len("{spillway}:in").await == 0 && lossy.redis.in_lanes().await == 0
-    };
-    until("all is settled", SOON, empty).await;
+    until("all is settled", SOON, async || lossy.is_settled().await).await;
 
     let all = lossy.archived();
     assert!(all.len() >= archived.len() + 2 * RESOURCES as usize, "new ones are archived, too");
@@ -281,6 +299,116 @@ async fn what_was_archived_and_not_delivered_arrives_after_the_disk_was_lost() {
         receipts.iter().map(|receipt| receipt.spillway_id()[..8].to_owned()).collect()
     });
     assert_eq!(cells.len(), 1, "{cells:?}");
+}
+
+/// Time of which the command says that everything accepted since may be lost.
+fn beginning_of_window(told: &str) -> OffsetDateTime {
+    let time = told.lines().find_map(|line| Some(line.split_once("what changed since ")?.1));
+    let time = time.unwrap_or_else(|| panic!("no window is named: {told}"));
+    OffsetDateTime::parse(time.trim(), &Rfc3339).expect("RFC 3339")
+}
+
+/// Webhooks that a wipe cost.
+struct WipeLoss {
+    /// Webhooks that were answered 200 and are in no object.
+    window: HashSet<Event>,
+    /// Those of them that were not delivered either.
+    lost: Vec<Event>,
+    /// Time before the wipe since which something may be lost, as the command says.
+    reach: Duration,
+    /// Age of the oldest one that is lost, at the wipe.
+    oldest: Duration,
+}
+
+impl WipeLoss {
+    /// Finds what is lost. Nothing may be that the archive held, or that was accepted before the window.
+    fn find(lossy: &LossyCell, window: HashSet<Event>, wiped: Instant, reach: Duration) -> Self {
+        let lost = lossy.undelivered();
+        let older = lost.iter().filter(|event| !window.contains(event)).count();
+        assert_eq!(older, 0, "lost, and older than the archive's lag");
+        let sent = lossy.ledger.entries();
+        let accepted = lost.iter().map(|event| sent[event].accepted_at().expect("it was stored"));
+        let ages = accepted.map(|accepted| wiped.saturating_duration_since(accepted));
+        let oldest = ages.max().unwrap_or_default();
+        assert!(oldest <= reach + CLOCKS, "lost {oldest:?} before the wipe, and not in {reach:?}");
+        Self { window, lost, reach, oldest }
+    }
+
+    fn tell(&self) {
+        let Self { window, lost, reach, oldest } = self;
+        say(&format!(
+            "restore under load: window: {} webhooks in no object, {} of them not delivered either; the command names \
+             the last {reach:?} before the wipe, and the oldest lost one was {oldest:?} old",
+            window.len(),
+            lost.len()
+        ));
+        let listed: Vec<String> = lost.iter().map(|event| event.webhook_id()).collect();
+        say(&format!("restore under load: lost: {}", listed.join(" ")));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_is_wiped_under_load_costs_only_the_window_that_the_command_names() {
+    let load = Load {
+        shops: Some(1..1 + SHOPS),
+        body_bytes: 100..=600,
+        ..Load::steady(seed("restore under load", 94))
+    };
+    let mut lossy = LossyCell::start(&[]).await;
+    let failing = shop::domain(FAILING);
+    lossy.all.behave(move |receipt| {
+        if receipt.shop() == failing { Behaviour::status(503) } else { Behaviour::ok() }
+    });
+    let began = Instant::now();
+    let running = load.start(lossy.receiver.address(), &lossy.ledger);
+    until("a shop waits in lanes", SOON, async || lossy.redis.in_lanes().await > 0).await;
+    lossy.checkpointed().await;
+    let enough = size(3_000, 200_000);
+    let is_enough = async || lossy.ledger.stored_count() >= enough;
+    until("enough is stored", size(SOON, 10 * SOON), is_enough).await;
+    // Senders go on meanwhile, and afterwards: their last answers, and refused connections.
+    let wiped = Instant::now();
+    let wiped_at = OffsetDateTime::now_utc();
+    lossy.lose_the_disk().await;
+    let stored = lossy.ledger.stored();
+    let took = wiped - began;
+    let archived: HashSet<Event> = lossy.archived().into_iter().collect();
+    let window: HashSet<Event> =
+        stored.iter().filter(|event| !archived.contains(event)).copied().collect();
+    assert!(window.len() < stored.len(), "nothing was archived");
+
+    let restoring = Instant::now();
+    let (is_good, told) = lossy.restore(&["--yes", "--force"], &[]).await;
+    assert!(is_good && told.contains("restored:"), "{told}");
+    let restored = restoring.elapsed();
+    let from = lossy.all.count();
+    lossy.all.behave(|_| Behaviour::ok());
+    lossy.start_again();
+    lossy.receiver.ready().await;
+    let before = lossy.ledger.stored_count();
+    let is_back = async || lossy.ledger.stored_count() >= before + size(500, 10_000);
+    until("the load goes on", SOON, is_back).await;
+    running.stop().await;
+    until("all is settled", size(SOON, 2 * SOON), async || lossy.is_settled().await).await;
+
+    check("http, under load", &lossy.all, &lossy.archived(), from, &lossy.ledger);
+    let reach = (wiped_at - beginning_of_window(&told)).unsigned_abs();
+    let loss = WipeLoss::find(&lossy, window, wiped, reach);
+    loss.tell();
+    say(
+        "| answered 200 before the wipe | a second | archived | in the window | lost | restored in | answered 200 in all \
+         | delivered |",
+    );
+    let all = lossy.ledger.stored_count();
+    say(&format!(
+        "| {} | {:.0} | {} | {} | {} | {restored:?} | {all} | {} |",
+        stored.len(),
+        stored.len() as f64 / took.as_secs_f64(),
+        archived.len(),
+        loss.window.len(),
+        loss.lost.len(),
+        all - loss.lost.len()
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -98,6 +98,25 @@ async fn a_kafka_producer_names_all_mistakes_at_once() {
 }
 
 #[tokio::test]
+async fn a_port_that_is_none_is_a_bad_setting() {
+    let cell = Cell::shared();
+    for port in ["99999", "abc", "0"] {
+        let host = format!("app.example:{port}");
+        let settings = [GOOD, &[("DOWNSTREAM_HOST", host.as_str())]].concat();
+        let output = cell.run("downstreamer", &["--check"], &settings).await;
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{host}: {told}");
+        assert!(told.contains("DOWNSTREAM_HOST") && told.contains("port"), "{host}: {told}");
+        let server = format!("broker-1:9092,broker-2:{port}");
+        let settings = [("KAFKA_URL", server.as_str())];
+        let output = cell.run("kafka_producer", &["--check"], &settings).await;
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{server}: {told}");
+        assert!(told.contains("KAFKA_URL") && told.contains("broker-2"), "{server}: {told}");
+    }
+}
+
+#[tokio::test]
 async fn a_kafka_producer_may_give_up_where_there_is_no_kafka() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
@@ -174,8 +193,15 @@ async fn a_secret_and_its_file_at_once_are_a_bad_setting() {
     let output = cell.run("request-receiver", &["--check"], &both).await;
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(78), "{errors}");
-    assert!(errors.contains("SHOPIFY_CLIENT_SECRET_FILE"), "{errors}");
+    assert!(errors.contains("SHOPIFY_CLIENT_SECRET: "), "{errors}");
+    assert!(errors.contains("SHOPIFY_CLIENT_SECRET_FILE, not both"), "{errors}");
     assert!(!errors.contains(SECRET_VALUE), "{errors}");
+    // A flag and a variable are the same two settings.
+    let flag = ["--check", "--shopify-client-secret", SECRET_VALUE];
+    let output = cell.run("request-receiver", &flag, &both[1..]).await;
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{errors}");
+    assert!(errors.contains("SHOPIFY_CLIENT_SECRET_FILE, not both"), "{errors}");
     let output = cell.run("request-receiver", &["--check"], &both[1..]).await;
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
@@ -197,6 +223,37 @@ async fn an_env_file_is_read_as_systemd_reads_it() {
     post(receiver.address(), &Webhook::any().signed_with("ab")).await.expect(401, "bad_signature");
     let log = receiver.output();
     assert!(log.contains("line 6") && !log.contains("hush"), "{log}");
+}
+
+#[tokio::test]
+async fn of_several_env_files_a_later_one_overrides_an_earlier_one() {
+    let cell = Cell::shared();
+    let [common, own] = ["common.env", "own.env"].map(|name| cell.directory().join(name));
+    std::fs::write(&common, "REDIS_URL=redis://one/0\nLOG_FORMAT=json\n").unwrap();
+    std::fs::write(&own, "REDIS_URL=redis://two/0\nMAX_BODY=3MiB\n").unwrap();
+    let [common, own] = [&common, &own].map(|path| path.to_str().unwrap());
+    let both = ["--env-file", common, "--env-file", own];
+    let shown = [&["--show-settings"], &both[..]].concat();
+    let output = cell.run("request-receiver", &shown, &[("MAX_BODY", "4MiB")]).await;
+    let told = String::from_utf8(output.stdout).unwrap();
+    for line in [
+        "REDIS_URL\tenv file\tredis://two/0",
+        "LOG_FORMAT\tenv file\tjson",
+        "MAX_BODY\tenvironment\t4MiB",
+    ] {
+        assert!(told.lines().any(|one| one == line), "{line} is missing: {told}");
+    }
+    // On either side of the subcommand, and in either form.
+    let sides = ["-e", common, "config", "show", "request-receiver", "--env-file", own];
+    for arguments in [sides.to_vec(), [&["config", "show"], &both[..]].concat()] {
+        let output = cell.run("spillway", &arguments, &[]).await;
+        let told = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && told.contains("redis://two/0"), "{told}");
+        assert!(told.contains("json") && told.contains("3MiB"), "{told}");
+    }
+    let absent = ["--check", "--env-file", "/nonexistent", "--env-file", own];
+    let output = cell.run("request-receiver", &absent, &[]).await;
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
 }
 
 #[tokio::test]

@@ -165,7 +165,7 @@ impl QueueView {
         head: Position,
         now: Duration,
     ) -> HeadState {
-        if self.retries.get(head).is_some_and(|retry| retry.due > now) {
+        if self.retries.of_head(&self.index, resource).is_some_and(|retry| retry.due > now) {
             return HeadState::Retrying;
         }
         let (Some(about), Some(lane)) = (self.index.resource(resource), self.index.lane(resource))
@@ -232,7 +232,7 @@ impl QueueView {
 
     pub(crate) fn push_ready(&mut self, resource: ResourceKey) {
         let Some(head) = self.index.head_node(resource) else { return };
-        let was_tried = self.retries.get(head.position).is_some();
+        let was_tried = self.retries.of_head(&self.index, resource).is_some();
         let kind = ReadyKind { was_tried, is_replay: head.is_replay };
         if let Some(lane) = self.lanes.get_mut(head.lane) {
             lane.ready.push(head.class, kind, head.position, resource);
@@ -273,7 +273,8 @@ impl QueueView {
         self.step(resource, step);
         match state {
             HeadState::Retrying => {
-                let due = self.retries.get(head).map_or(now, |retry| retry.due);
+                let retry = self.retries.of_head(&self.index, resource);
+                let due = retry.map_or(now, |retry| retry.due);
                 self.retries.schedule(due, resource);
             }
             HeadState::Unread => self.unread.resources.push(resource),

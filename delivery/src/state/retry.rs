@@ -7,7 +7,7 @@ use std::time::Duration;
 use spillway_webhook::position::Position;
 use spillway_webhook::{StoredRetry, StreamId};
 
-use crate::state::index::ResourceKey;
+use crate::state::index::{Index, ResourceKey};
 
 /// Bytes of a state: 113 in a table between half and nearly full.
 const STATE_BYTES: usize = 172;
@@ -35,10 +35,23 @@ pub(crate) struct RetryState {
     pub is_in_main: bool,
 }
 
+/// Webhook that a retry state is of. A replay has a state of its own beside that of its webhook in the queue, which
+/// has the same position: otherwise, the attempts of one would use up the time of the other, and the end of one would
+/// delete the state of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RetryKey {
+    /// A webhook in the main stream or in a lane.
+    Queued(Position),
+    /// A replay, by its id in the stream of replays.
+    Replay(StreamId),
+}
+
 /// Retry states of all heads that failed.
 #[derive(Debug, Default)]
 pub(crate) struct Retries {
     states: HashMap<Position, RetryState>,
+    /// States of replays. Redis does not hold them.
+    replays: HashMap<StreamId, RetryState>,
     due: BinaryHeap<Reverse<(Duration, ResourceKey)>>,
     /// Webhooks of the main stream whose states are to be deleted from Redis.
     stale: BTreeSet<Position>,
@@ -88,15 +101,47 @@ impl RetryState {
     }
 }
 
+/// Key of the state of a resource's head.
+pub(crate) fn key_of_head(index: &Index, resource: ResourceKey) -> Option<RetryKey> {
+    let head = index.resource(resource)?.head;
+    Some(match index.replay(head) {
+        Some(id) => RetryKey::Replay(id),
+        None => RetryKey::Queued(index.node(head).position),
+    })
+}
+
 impl Retries {
-    /// State of a webhook, if it failed before.
+    /// State of a webhook in the queue, if it failed before.
     pub(crate) fn get(&self, position: Position) -> Option<&RetryState> {
         self.states.get(&position)
     }
 
-    /// State of a webhook, to change it.
-    pub(crate) fn get_mut(&mut self, position: Position) -> Option<&mut RetryState> {
-        self.states.get_mut(&position)
+    /// State of a webhook in the queue or of a replay, if it failed before.
+    pub(crate) fn of(&self, key: RetryKey) -> Option<&RetryState> {
+        match key {
+            RetryKey::Queued(position) => self.states.get(&position),
+            RetryKey::Replay(id) => self.replays.get(&id),
+        }
+    }
+
+    /// State of a resource's head, if it failed before.
+    pub(crate) fn of_head(&self, index: &Index, resource: ResourceKey) -> Option<&RetryState> {
+        self.of(key_of_head(index, resource)?)
+    }
+
+    /// Adds or replaces the state of a webhook in the queue or of a replay.
+    pub(crate) fn set(&mut self, key: RetryKey, state: RetryState) {
+        match key {
+            RetryKey::Queued(position) => self.insert(position, state),
+            RetryKey::Replay(id) => {
+                self.replays.insert(id, state);
+            }
+        }
+    }
+
+    /// Forgets a replay that is settled.
+    pub(crate) fn remove_replay(&mut self, id: StreamId) {
+        self.replays.remove(&id);
     }
 
     /// Notes that the settlement that is composed writes the state of a webhook.
@@ -108,7 +153,7 @@ impl Retries {
 
     /// Memory in use, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.states.len() * STATE_BYTES + self.due.len() * DUE_BYTES
+        (self.states.len() + self.replays.len()) * STATE_BYTES + self.due.len() * DUE_BYTES
     }
 
     /// Forgets the state of a webhook that is no longer indexed, if it is read again with its
@@ -136,7 +181,6 @@ impl Retries {
     }
 
     /// Forgets the state of a webhook of the main stream that is already settled when it arrives.
-    /// The state of a replay of it stays.
     pub(crate) fn forget_settled(&mut self, position: Position) {
         if self.states.get(&position).is_some_and(|state| state.is_in_main) {
             self.states.remove(&position);
@@ -156,13 +200,13 @@ impl Retries {
         (0..most).map_while(|_| self.stale.pop_first())
     }
 
-    /// Adds a state. It replaces an earlier one in Redis.
+    /// Adds the state of a webhook in the queue. It replaces an earlier one in Redis.
     pub(crate) fn insert(&mut self, position: Position, state: RetryState) {
         self.stale.remove(&position);
         self.states.insert(position, state);
     }
 
-    /// Forgets a webhook that is settled. Returns its state, if Redis holds it.
+    /// Forgets a webhook of the queue that is settled. Returns its state, if Redis holds it.
     pub(crate) fn remove(&mut self, position: Position) -> Option<RetryState> {
         self.states.remove(&position).filter(|state| state.is_stored)
     }
@@ -174,13 +218,17 @@ impl Retries {
 
     /// Drops outdated waits if there are many. `head` returns the webhook with which a resource
     /// waits.
-    pub(crate) fn tidy_due(&mut self, head: impl Fn(ResourceKey) -> Option<Position>) {
-        if self.due.len() <= 2 * self.states.len() {
+    pub(crate) fn tidy_due(&mut self, head: impl Fn(ResourceKey) -> Option<RetryKey>) {
+        let Self { states, replays, due, .. } = self;
+        if due.len() <= 2 * (states.len() + replays.len()) {
             return;
         }
-        let states = &self.states;
-        self.due.retain(|Reverse((due, resource))| {
-            head(*resource).and_then(|head| states.get(&head)).is_some_and(|one| one.due == *due)
+        due.retain(|Reverse((due, resource))| {
+            let state = head(*resource).and_then(|key| match key {
+                RetryKey::Queued(position) => states.get(&position),
+                RetryKey::Replay(id) => replays.get(&id),
+            });
+            state.is_some_and(|one| one.due == *due)
         });
     }
 
@@ -213,14 +261,17 @@ mod tests {
         let state = |is_in_main| RetryState::found(found, Duration::ZERO, is_in_main);
         let mut retries = Retries::default();
         (3..6).for_each(|ms| retries.insert(at(ms, 0), state(true)));
-        // Retry state of a replay.
+        // In a lane.
         retries.insert(at(3, 1), state(false));
+        let replay = RetryKey::Replay(StreamId { ms: 9, seq: 0 });
+        retries.set(replay, state(false));
         retries.mark_stale(at(1, 0));
         retries.forget_settled(at(3, 1));
         retries.forget_settled(at(3, 0));
         retries.forget_corrupt(at(4, 0).entry());
         let left = [at(3, 0), at(3, 1), at(4, 0), at(5, 0)].map(|at| retries.get(at).is_some());
         assert_eq!(left, [false, true, false, true]);
+        assert!(retries.of(replay).is_some());
         assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(1, 0), at(3, 0)]);
         // The webhook failed meanwhile, so its new state is not deleted.
         retries.mark_stale(at(2, 0));
@@ -259,7 +310,7 @@ mod tests {
             retries.insert(position, state(again * SECOND));
             retries.schedule(again * SECOND, resource);
         }
-        retries.tidy_due(|_| Some(position));
+        retries.tidy_due(|_| Some(RetryKey::Queued(position)));
         assert_eq!(retries.bytes(), STATE_BYTES + DUE_BYTES);
         assert_eq!(retries.wakes_at(), Some(100 * SECOND));
         // The resource no longer waits.

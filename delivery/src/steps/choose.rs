@@ -62,7 +62,8 @@ fn choose<C: Content>(core: &mut Core<C>, turn: Turn, wait_max: Duration) -> Opt
     let head = core.queue.index.head(resource)?;
     // A head that was tried alone stays alone, because its time for retries is not that of
     // later events.
-    let was_tried = core.queue.retries.get(head).is_some_and(|retry| retry.attempts > 0);
+    let retry = core.queue.retries.of_head(&core.queue.index, resource);
+    let was_tried = retry.is_some_and(|retry| retry.attempts > 0);
     let are_leads_many = core.queue.leads.len() * LEAD_BYTES > core.config.index_bytes / LEADS_PART;
     let wait_max = u64::try_from(wait_max.as_millis()).unwrap_or(u64::MAX);
     let shop = core.queue.shops.get(shop)?;

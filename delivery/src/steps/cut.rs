@@ -8,6 +8,7 @@ use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
 use crate::state::lane::{Lane, Rest};
 use crate::state::queue_view::QueueView;
 use crate::state::resource::HeadState;
+use crate::state::retry::key_of_head;
 use crate::steps::{gate, heads};
 use crate::turn::Blocked;
 
@@ -212,7 +213,7 @@ fn cut_stuck<C: Content>(core: &mut Core<C>) {
     let index = &core.queue.index;
     core.queue.retries.tidy_due(|resource| {
         let is_retrying = index.state(resource) == Some(HeadState::Retrying);
-        index.head(resource).filter(|_| is_retrying)
+        key_of_head(index, resource).filter(|_| is_retrying)
     });
 }
 
@@ -309,7 +310,10 @@ fn drop_newest<C: Content>(
     let lane = core.queue.lanes.get(key).filter(|lane| lane.window.count > keep)?;
     let node = loose_end(&core.queue, &lane.window, may_send)?;
     let about = *core.queue.index.node(node);
-    let is_head = |core: &Core<C>| core.queue.index.head(about.resource) == Some(about.position);
+    // A replay of the webhook has the same position.
+    let is_head = |core: &Core<C>| {
+        core.queue.index.resource(about.resource).is_some_and(|resource| resource.head == node)
+    };
     if is_head(core) || core.queue.index.lead(about.resource) == Some(node) {
         heads::undo_choice(core, about.resource);
     }

@@ -8,6 +8,7 @@ use crate::state::Core;
 use crate::state::attempts::{Attempt, Sent};
 use crate::state::index::NodeKey;
 use crate::state::resource::Step;
+use crate::state::retry::key_of_head;
 use crate::steps::{choose, compare, gate, slots, suspect_turns, time, turns};
 use crate::turn::Turn;
 
@@ -86,9 +87,9 @@ fn send<C: Content>(
     let run = core.queue.index.run(resource);
     let older = u32::try_from(run.len() - 1).unwrap_or(u32::MAX);
     let position = core.queue.index.node(node).position;
-    let head = core.queue.index.head(resource)?;
+    let head = key_of_head(&core.queue.index, resource)?;
     let is_replay = core.queue.index.replay(node).is_some();
-    let attempts = core.queue.retries.get(head).map_or(0, |retry| retry.attempts);
+    let attempts = core.queue.retries.of(head).map_or(0, |retry| retry.attempts);
     let now = core.session.now.at;
     core.queue.step(resource, Step::Sent);
     core.ledger.sent.insert(resource, (content.clone(), record_index));

@@ -11,6 +11,7 @@ use crate::state::attempts::{Attempt, AttemptId, Sent};
 use crate::state::backoff::jittered;
 use crate::state::lane::{FAILURES_KNOWN, Failures, Suspect};
 use crate::state::ledger::{Finished, HeadEnd};
+use crate::state::retry::{RetryKey, key_of_head};
 use crate::steps::give_up::AttemptFailure;
 use crate::steps::{compare, finish, give_up, retries, spent, time};
 
@@ -348,7 +349,8 @@ fn retry_or_give_up<C: Content>(
     scope: Option<Scope>,
 ) {
     let attempt = failure.attempt;
-    let head = core.queue.index.head(attempt.resource).unwrap_or(attempt.position);
+    let head = key_of_head(&core.queue.index, attempt.resource);
+    let head = head.unwrap_or(RetryKey::Queued(attempt.position));
     let is_refusal = Some(failure.is_refusal);
     let wait = retries::note_attempt(core, &attempt, attempt.number, failure.pause, is_refusal);
     if scope == Some(Scope::Shop) {

@@ -13,6 +13,7 @@ use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::lane::Lane;
 use crate::state::ready::ReadyKind;
 use crate::state::resource::HeadState;
+use crate::state::retry::RetryKey;
 use crate::state::shop::ShopGate;
 use crate::steps::time::About;
 use crate::steps::{choose, compare, gate, give_up, pick, spent};
@@ -94,7 +95,8 @@ fn expire_next<C: Content>(core: &mut Core<C>, key: LaneKey) -> bool {
             let Some(head) = core.queue.index.head(resource) else { continue };
             // All webhooks up to the recorded lead expire together with the head.
             let newest = recorded_lead(core, resource).unwrap_or(head).max(head);
-            let of_newest = spent::spent(core, key, newest, newest, About::Shop);
+            let queued = RetryKey::Queued(newest);
+            let of_newest = spent::spent(core, key, queued, newest, About::Shop);
             let own = core.queue.retries.get(head).map_or(Duration::ZERO, |retry| retry.spent);
             let Some(excess) = of_newest.max(own).checked_sub(expires_after) else { continue };
             let kind = ReadyKind { was_tried, is_replay: false };
@@ -132,8 +134,8 @@ fn expire_turn<C: Content>(core: &mut Core<C>, turn: Turn, excess: Duration) -> 
         return core.queue.index.state(turn.resource) != Some(HeadState::Recording);
     };
     let position = core.queue.index.node(node).position;
-    let head = core.queue.index.head(turn.resource).unwrap_or(position);
-    let attempts = core.queue.retries.get(head).map_or(0, |retry| retry.attempts);
+    let retry = core.queue.retries.of_head(&core.queue.index, turn.resource);
+    let attempts = retry.map_or(0, |retry| retry.attempts);
     let fingerprint = choose::fingerprint(core, &content, record_index);
     if choose::ends_as_duplicate(core, turn.resource, fingerprint) {
         return true;

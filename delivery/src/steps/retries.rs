@@ -9,7 +9,7 @@ use crate::classified::Content;
 use crate::state::Core;
 use crate::state::attempts::Attempt;
 use crate::state::resource::{HeadState, Step};
-use crate::state::retry::RetryState;
+use crate::state::retry::{RetryKey, RetryState, key_of_head};
 use crate::steps::time;
 
 /// The retry states that a leader loads when it begins may take 1/`RETRIES_PART` of the index.
@@ -71,9 +71,11 @@ pub(crate) fn note_attempt<C: Content>(
     let chance = core.session.chance();
     let wait = core.config.backoff.wait(attempt.number, chance).max(pause);
     let head = core.queue.index.head(attempt.resource).unwrap_or(attempt.position);
-    let is_replay = core.queue.index.head_node(attempt.resource).is_some_and(|head| head.is_replay);
+    let key = key_of_head(&core.queue.index, attempt.resource);
+    let key = key.unwrap_or(RetryKey::Queued(attempt.position));
+    let is_replay = matches!(key, RetryKey::Replay(_));
     let is_in_main = !is_replay && core.queue.main.is_after_cursor(head);
-    let before = core.queue.retries.get(head).copied();
+    let before = core.queue.retries.of(key).copied();
     let mut state = before.unwrap_or_else(|| RetryState::new(attempt.began_active, is_in_main));
     let about = time::about_sent(core, attempt.resource, attempt.position);
     let active = time::active(core);
@@ -85,10 +87,7 @@ pub(crate) fn note_attempt<C: Content>(
         state.failed(is_refusal, of_attempt);
     }
     (state.attempts, state.due) = (attempts, core.session.now.at + wait);
-    match core.queue.retries.get_mut(head) {
-        Some(retry) => *retry = state,
-        None => core.queue.retries.insert(head, state),
-    }
+    core.queue.retries.set(key, state);
     if !is_replay {
         core.ledger.retries.insert(head, attempt.lane);
     }
@@ -100,8 +99,8 @@ pub(crate) fn wait<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
     core.queue.step(attempt.resource, Step::Postponed);
     core.ledger.sent.remove(&attempt.resource);
     core.controls.look_again.push(attempt.resource);
-    let head = core.queue.index.head(attempt.resource).unwrap_or(attempt.position);
-    let due = core.queue.retries.get(head).map_or(core.session.now.at, |retry| retry.due);
+    let retry = core.queue.retries.of_head(&core.queue.index, attempt.resource);
+    let due = retry.map_or(core.session.now.at, |retry| retry.due);
     debug_assert_eq!(core.queue.index.state(attempt.resource), Some(HeadState::Retrying));
     if core.queue.index.reorder(attempt.resource) {
         // A replay that arrived during the attempt goes first. A barrier that waited after its
@@ -111,4 +110,47 @@ pub(crate) fn wait<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
         return;
     }
     core.queue.retries.schedule(due, attempt.resource);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Effect, Loaded};
+    use crate::state::ledger::WebhookPlace;
+    use crate::steps::sample::{self, at};
+    use crate::steps::{finish, settle};
+
+    /// A leader begins: the state of a webhook of the main stream is loaded, and then its replay is read before it.
+    #[test]
+    fn a_replay_neither_takes_nor_ends_the_retry_state_of_its_webhook_in_the_queue() {
+        let mut core = sample::core(1_000_000, Loaded::default());
+        let [lane, _] = sample::lanes(&mut core);
+        let hour = Duration::from_secs(3_600);
+        let stored = StoredRetry { attempts: 30, spent: 47 * hour, ..StoredRetry::default() };
+        load_retries(&mut core, vec![(at(5), stored)]);
+        let replay = at(5).entry();
+        let resource = sample::add(&mut core, lane, 7, at(5), true);
+        assert_eq!(sample::add(&mut core, lane, 7, at(5), false), resource);
+        let queue = &core.queue;
+        assert_eq!(key_of_head(&queue.index, resource), Some(RetryKey::Replay(replay)));
+        assert!(queue.retries.of_head(&queue.index, resource).is_none(), "it was never tried");
+
+        let attempts = |core: &Core<sample::NoContent>, key| {
+            core.queue.retries.of(key).map(|one| one.attempts)
+        };
+        let state = RetryState::new(Duration::ZERO, false);
+        core.queue.retries.set(RetryKey::Replay(replay), RetryState { attempts: 1, ..state });
+        assert_eq!(attempts(&core, RetryKey::Queued(at(5))), Some(30));
+        finish::drop_webhook(
+            &mut core,
+            WebhookPlace { lane, position: at(5), replay: Some(replay) },
+        );
+        let Some(Effect::Settle(settlement)) = settle::begin_settlement(&mut core) else {
+            panic!("nothing is settled")
+        };
+        assert_eq!(settlement.replays.settled, [replay]);
+        assert!(settlement.main.retries.deleted.is_empty(), "the state in Redis stays");
+        assert_eq!(attempts(&core, RetryKey::Queued(at(5))), Some(30));
+        assert_eq!(attempts(&core, RetryKey::Replay(replay)), None);
+    }
 }

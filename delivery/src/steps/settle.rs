@@ -192,6 +192,7 @@ fn settle_one<C: Content>(core: &mut Core<C>, one: WebhookPlace) {
     if let Some(id) = replay {
         settlement.replays.settled.push(id);
         core.reading.cache.remove(PackKey::Replay(id));
+        core.queue.retries.remove_replay(id);
     } else if core.queue.main.is_after_cursor(position) {
         is_new = core.queue.main.settle(position);
         packs.insert(position.entry());
@@ -201,7 +202,9 @@ fn settle_one<C: Content>(core: &mut Core<C>, one: WebhookPlace) {
         is_new = core.queue.lanes.settle_chunk(lane, number, index);
         chunks.insert((lane, number));
     }
-    if let Some(state) = core.queue.retries.remove(position) {
+    if replay.is_none()
+        && let Some(state) = core.queue.retries.remove(position)
+    {
         settlement.retries(state.is_in_main).deleted.push(position);
     }
     let Some(shop) = core.queue.lanes.get(lane).map(|lane| lane.shop) else { return };

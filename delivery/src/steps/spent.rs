@@ -9,7 +9,7 @@ use crate::state::Core;
 use crate::state::attempts::Attempt;
 use crate::state::index::LaneKey;
 use crate::state::lane_clock::{AcceptTime, CountedTime, LaneClock};
-use crate::state::retry::RetryState;
+use crate::state::retry::{RetryKey, RetryState, key_of_head};
 use crate::steps::time;
 use crate::steps::time::About;
 
@@ -19,7 +19,7 @@ use crate::steps::time::About;
 pub(crate) fn spent<C: Content>(
     core: &Core<C>,
     lane: LaneKey,
-    head: Position,
+    head: RetryKey,
     newest: Position,
     about: About<'_, C>,
 ) -> Duration {
@@ -31,7 +31,7 @@ pub(crate) fn spent<C: Content>(
 fn refused_for<C: Content>(
     core: &Core<C>,
     lane: LaneKey,
-    head: Position,
+    head: RetryKey,
     newest: Position,
     about: About<'_, C>,
 ) -> Duration {
@@ -41,13 +41,13 @@ fn refused_for<C: Content>(
 fn longer<C: Content>(
     core: &Core<C>,
     lane: LaneKey,
-    (head, newest): (Position, Position),
+    (head, newest): (RetryKey, Position),
     about: About<'_, C>,
     own: fn(&RetryState) -> Option<Duration>,
     of_lane: fn(&LaneClock, AcceptTime, Duration, CountedTime<'_>) -> Duration,
 ) -> Duration {
     let active = time::active(core);
-    let retry = core.queue.retries.get(head);
+    let retry = core.queue.retries.of(head);
     let since = |retry: &RetryState| time::time_of(core, lane, about, retry.since, active);
     let own = retry.and_then(|retry| Some(own(retry)? + since(retry)));
     let own = own.unwrap_or_default();
@@ -71,7 +71,7 @@ pub(crate) fn has_failed_for_long<C: Content>(core: &Core<C>, key: LaneKey) -> b
 pub(crate) fn is_spent<C: Content>(
     core: &Core<C>,
     attempt: &Attempt,
-    head: Position,
+    head: RetryKey,
     is_refusal: bool,
 ) -> bool {
     let retry_for = core.config.retry_for;
@@ -91,7 +91,8 @@ pub(crate) fn is_spent<C: Content>(
 /// the full timeout.
 pub(crate) fn is_last<C: Content>(core: &Core<C>, attempt: &Attempt) -> bool {
     let suspect = core.queue.lanes.get(attempt.lane).and_then(|lane| lane.flow.suspect.as_ref());
-    let head = core.queue.index.head(attempt.resource).unwrap_or(attempt.position);
+    let head = key_of_head(&core.queue.index, attempt.resource);
+    let head = head.unwrap_or(RetryKey::Queued(attempt.position));
     !suspect.is_some_and(|suspect| suspect.has_timed_out)
         && spent(core, attempt.lane, head, attempt.position, About::Shop) >= core.config.retry_for
 }

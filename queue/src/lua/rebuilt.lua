@@ -2,13 +2,16 @@
 -- Ends the restoration of a queue: puts it in place of the empty one, with the consumers' cursors, or removes it.
 -- KEYS  1 stream  2 rebuild  3 rebuilt stream  4 cell  5 counts  6 consumers
 -- ARGV  1 finish | abandon | release  2 prefix
---       release: removes the mark of a restoration that has no plan yet
---       finish: 3 plan  4 entries  5 cell  6 last id  7 webhooks appended  8 webhooks trimmed  9 mark
+--       release: 3 mark; removes it if the restoration has no plan yet
+--       finish: 3 plan  4 entries  5 cell  6 last id  7 webhooks appended  8 webhooks trimmed
+--               9 mark of settlements  10 mark of the restoration
 --               then for each consumer: name, kind ('' = not known), cursor, entries up to it, webhooks up to it,
 --               webhooks settled after it
 local function done(consumer) return ARGV[2] .. 'rebuild:done:' .. consumer end
 if ARGV[1] == 'release' then
-  if redis.call('HGET', KEYS[2], 'plan') ~= '' then return 0 end
+  if redis.call('HGET', KEYS[2], 'plan') ~= '' or redis.call('HGET', KEYS[2], 'mark') ~= ARGV[3] then
+    return 0
+  end
   return redis.call('DEL', KEYS[2])
 end
 if ARGV[1] == 'abandon' then
@@ -18,12 +21,27 @@ if ARGV[1] == 'abandon' then
   redis.call('UNLINK', KEYS[3])
   return redis.call('DEL', KEYS[2])
 end
+if redis.call('HGET', KEYS[2], 'mark') ~= ARGV[10] then
+  return redis.error_reply('NOTPLANNED this restoration was abandoned, or redis lost data')
+end
 if redis.call('HGET', KEYS[2], 'plan') ~= ARGV[3]
   or redis.call('HGET', KEYS[2], 'entries') ~= ARGV[4] then
   return redis.error_reply('OUTOFSTEP another restoration was begun')
 end
 if redis.call('XLEN', KEYS[1]) > 0 then
   return redis.error_reply('NOTEMPTY the queue holds webhooks')
+end
+-- Counts and cursors are set for the consumers that the plan knows, and nothing may wait for them elsewhere.
+local planned = {}
+for at = 11, #ARGV, 6 do planned[ARGV[at]] = true end
+for _, name in ipairs(redis.call('HKEYS', KEYS[6])) do
+  if redis.call('XLEN', ARGV[2] .. name .. ':replays') > 0
+    or tonumber(redis.call('HGET', KEYS[5], 'lanes:' .. name) or 0) > 0 then
+    return redis.error_reply('NOTEMPTY lanes or replays hold webhooks')
+  end
+  if not planned[name] then
+    return redis.error_reply('NOTPLANNED the plan does not know a consumer of this redis')
+  end
 end
 local function parts(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
@@ -45,7 +63,7 @@ redis.call('DEL', KEYS[1])
 if redis.call('EXISTS', KEYS[3]) == 1 then redis.call('RENAME', KEYS[3], KEYS[1]) end
 redis.call('SET', KEYS[4], ARGV[5])
 redis.call('HSET', KEYS[5], 'appended', ARGV[7], 'trimmed', ARGV[8])
-for at = 10, #ARGV, 6 do
+for at = 11, #ARGV, 6 do
   local name, kind, cursor = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local own = ARGV[2] .. name
   redis.call('XGROUP', 'CREATE', KEYS[1], name, cursor, 'MKSTREAM', 'ENTRIESREAD', ARGV[at + 3])

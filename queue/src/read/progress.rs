@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use redis::{RedisError, Value, cmd};
 use spillway_webhook::StreamId;
 
-use super::{Entry, StreamReader, scan, stream_id};
+use super::{Entry, Replay, StreamReader, scan, stream_id};
 use crate::connect::Connection;
 use crate::error::QueueError;
 
@@ -36,7 +36,7 @@ pub struct StreamRange {
     pub trimmed: u64,
 }
 
-/// Newest entry that was read, with enough data to recognise it.
+/// Newest entry or replay that was read, with enough data to recognise it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastRead {
     id: StreamId,
@@ -44,10 +44,28 @@ pub struct LastRead {
     crc32: u32,
 }
 
+/// Ids of the stream of replays. Neither ever goes back, unless Redis comes back with older data.
+#[derive(Debug, Clone, Copy, Default)]
+struct ReplayIds {
+    /// Id that was given out last.
+    last: StreamId,
+    /// Highest id that was removed.
+    removed: StreamId,
+}
+
 impl LastRead {
     /// Makes the record of `entry`, which was read last.
     pub fn of(entry: &Entry) -> Self {
-        Self { id: entry.id, bytes: entry.pack.len(), crc32: crc32fast::hash(&entry.pack) }
+        Self::with(entry.id, &entry.pack)
+    }
+
+    /// Makes the record of `replay`, which was read last.
+    pub fn of_replay(replay: &Replay) -> Self {
+        Self::with(replay.id, &replay.pack)
+    }
+
+    fn with(id: StreamId, pack: &[u8]) -> Self {
+        Self { id, bytes: pack.len(), crc32: crc32fast::hash(pack) }
     }
 }
 
@@ -88,20 +106,8 @@ impl StreamReader {
             .query_async(connection)
             .await?;
         let done = done.into_iter().collect();
-        let last_replay = self.last_replay(connection).await?;
+        let last_replay = replay_ids(&keys.of(&self.consumer).replays(), connection).await?.last;
         Ok(ConsumerProgress { cursor, through: through.unwrap_or(0), done, mark, last_replay })
-    }
-
-    async fn last_replay(&self, connection: &mut Connection) -> Result<StreamId, QueueError> {
-        let key = self.redis.keys.of(&self.consumer).replays();
-        let stream: Result<HashMap<String, Value>, RedisError> =
-            cmd("XINFO").arg("STREAM").arg(key).query_async(connection).await;
-        match stream {
-            Ok(stream) => stream_id(&text(stream.get("last-generated-id"))),
-            // There was no replay so far.
-            Err(error) if error.code() == Some("ERR") => Ok(StreamId::ZERO),
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
@@ -161,6 +167,26 @@ impl StreamReader {
             Err(error) => Err(error),
         }
     }
+
+    /// Returns true if the stream of replays holds the replay that was read last, or it was settled or dropped. False
+    /// if Redis came back with older data: later replays may have lower ids, and would never be read.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn holds_replay(
+        &self,
+        connection: &mut Connection,
+        last_read: &LastRead,
+    ) -> Result<bool, QueueError> {
+        let id = last_read.id;
+        // The order matters: a replay that is removed meanwhile is found here, or its id below.
+        if let Some(pack) = self.replay_entry(connection, id).await? {
+            return Ok(LastRead::with(id, &pack) == *last_read);
+        }
+        let replays = self.redis.keys.of(&self.consumer).replays();
+        let ids = replay_ids(&replays, connection).await?;
+        Ok(ids.last >= id && ids.removed >= id)
+    }
 }
 
 fn text(value: Option<&Value>) -> String {
@@ -182,4 +208,19 @@ async fn cursor(
         };
     let group = groups.iter().find(|group| text(group.get("name")) == consumer);
     stream_id(&text(group.ok_or(QueueError::Unregistered)?.get("last-delivered-id")))
+}
+
+/// Reads the ids of a stream of replays.
+async fn replay_ids(key: &str, connection: &mut Connection) -> Result<ReplayIds, QueueError> {
+    let stream: Result<HashMap<String, Value>, RedisError> =
+        cmd("XINFO").arg("STREAM").arg(key).query_async(connection).await;
+    match stream {
+        Ok(stream) => {
+            let id = |name: &str| stream_id(&text(stream.get(name)));
+            Ok(ReplayIds { last: id("last-generated-id")?, removed: id("max-deleted-entry-id")? })
+        }
+        // There was no replay so far.
+        Err(error) if error.code() == Some("ERR") => Ok(ReplayIds::default()),
+        Err(error) => Err(error.into()),
+    }
 }

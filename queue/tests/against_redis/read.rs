@@ -145,6 +145,39 @@ async fn after_a_reconnect_older_data_is_told_from_the_data_that_was_read() {
 }
 
 #[tokio::test]
+async fn a_lost_replay_is_told_from_one_that_is_settled() {
+    const REPLAYS: &str = "{spillway}:http:replays";
+    let server = Server::start(&[]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let ids = http.replay([5, 6]).await;
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    let found = reader.replays_after(connection, StreamId::ZERO, 1 << 20).await.unwrap();
+    let last = LastRead::of_replay(&found[1]);
+    assert!(reader.holds_replay(connection, &last).await.unwrap());
+    let before = server.dump(REPLAYS).await;
+    http.settle(&Settlement { replays: vec![ids[1]], ..Settlement::default() }).await.unwrap();
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    assert!(reader.holds_replay(connection, &last).await.unwrap(), "it is settled");
+
+    // Data without the last replay, as after a failover: later ones may have lower ids, or higher ones.
+    server.restore(REPLAYS, &before).await;
+    let older = LastRead::of_replay(&found[0]);
+    assert!(reader.holds_replay(connection, &older).await.unwrap());
+    let _: u64 = server.command(&["DEL", REPLAYS]).await;
+    assert!(!reader.holds_replay(connection, &last).await.unwrap());
+    for id in ["1-0".to_owned(), ids[1].next().to_string()] {
+        let add = ["XADD", REPLAYS, &id, "p", "other", "id", "00000000-100-0-0"];
+        let _: String = server.command(&add).await;
+        assert!(!reader.holds_replay(connection, &last).await.unwrap(), "{id}");
+    }
+    let _: u64 = server.command(&["DEL", REPLAYS]).await;
+    let id = ids[1].to_string();
+    let add = ["XADD", REPLAYS, &id, "p", "other", "id", "00000000-100-0-0"];
+    let _: String = server.command(&add).await;
+    assert!(!reader.holds_replay(connection, &last).await.unwrap(), "another one has its id");
+}
+
+#[tokio::test]
 async fn what_was_read_and_is_settled_needs_not_be_there() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;

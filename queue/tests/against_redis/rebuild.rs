@@ -53,15 +53,16 @@ fn queue() -> RebuiltQueue {
     }
 }
 
-fn rebuild(server: &Server, plan: &str) -> Rebuild {
-    Rebuild::new(server.redis(), plan.to_owned())
+async fn rebuild(server: &Server, plan: &str) -> Rebuild {
+    let held = hold(&server.redis(), &mut server.connect().await).await.expect("held");
+    Rebuild::new(server.redis(), plan.to_owned(), &held)
 }
 
 #[tokio::test]
 async fn a_queue_is_seen_once_it_is_complete_and_nobody_registers_before() {
     let server = Server::start(&[]).await;
     let mut connection = server.connect().await;
-    let rebuild = rebuild(&server, "one");
+    let rebuild = rebuild(&server, "one").await;
     let names = NAMES.map(str::to_owned);
     assert_eq!(rebuild.begin(&mut connection, &names).await.expect("it begins"), 0);
     let refused = register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await;
@@ -100,10 +101,10 @@ async fn another_plan_begins_again_and_an_abandoned_one_leaves_nothing() {
     let server = Server::start(&[]).await;
     let mut connection = server.connect().await;
     let names = NAMES.map(str::to_owned);
-    let one = rebuild(&server, "one");
+    let one = rebuild(&server, "one").await;
     one.begin(&mut connection, &names).await.expect("it begins");
     one.add(&mut connection, 0, &[entry(5, &[("http", 1)])]).await.expect("written");
-    let other = rebuild(&server, "other");
+    let other = rebuild(&server, "other").await;
     assert_eq!(other.begin(&mut connection, &names).await.expect("it begins"), 0);
     let late = one.add(&mut connection, 1, &[entry(6, &[])]).await;
     assert!(matches!(late, Err(QueueError::OutOfStep)), "{late:?}");
@@ -118,19 +119,20 @@ async fn another_plan_begins_again_and_an_abandoned_one_leaves_nothing() {
 async fn nobody_registers_while_a_restoration_is_planned() {
     let server = Server::start(&[]).await;
     let (redis, mut connection) = (server.redis(), server.connect().await);
-    assert!(hold(&redis, &mut connection).await.expect("held"));
-    assert!(!hold(&redis, &mut connection).await.expect("it is held already"));
+    let held = hold(&redis, &mut connection).await.expect("held");
+    assert!(held.is_new);
+    assert!(!hold(&redis, &mut connection).await.expect("it is held already").is_new);
     let refused = register(&redis, &mut connection, None, StartAt::Oldest).await;
     assert!(matches!(refused, Err(QueueError::Restoring)), "{refused:?}");
-    assert!(release(&redis, &mut connection).await.expect("released"));
+    assert!(release(&redis, &mut connection, &held).await.expect("released"));
     assert_eq!(server.command::<u64>(&["DBSIZE"]).await, 0);
     // What was begun is not released.
-    hold(&redis, &mut connection).await.expect("held");
-    let rebuild = rebuild(&server, "one");
+    let held = hold(&redis, &mut connection).await.expect("held");
+    let rebuild = rebuild(&server, "one").await;
     rebuild.begin(&mut connection, &NAMES.map(str::to_owned)).await.expect("it begins");
     rebuild.add(&mut connection, 0, &[entry(5, &[])]).await.expect("written");
-    assert!(!release(&redis, &mut connection).await.expect("redis answers"));
-    assert!(!hold(&redis, &mut connection).await.expect("redis answers"));
+    assert!(!release(&redis, &mut connection, &held).await.expect("redis answers"));
+    assert!(!hold(&redis, &mut connection).await.expect("redis answers").is_new);
     let names = NAMES.map(str::to_owned);
     assert_eq!(rebuild.begin(&mut connection, &names).await.expect("it goes on"), 1);
     assert!(abandon(&redis, &mut connection).await.expect("removed"));
@@ -144,7 +146,7 @@ async fn a_queue_with_webhooks_is_never_replaced() {
     let server = Server::start(&[]).await;
     let mut connection = server.connect().await;
     let names = NAMES.map(str::to_owned);
-    let rebuild = rebuild(&server, "one");
+    let rebuild = rebuild(&server, "one").await;
     rebuild.begin(&mut connection, &names).await.expect("it begins");
     // A receiver that runs on appends without being asked.
     let kept = server.append(&[b"new"]).await;
@@ -159,11 +161,78 @@ async fn a_queue_with_webhooks_is_never_replaced() {
 }
 
 #[tokio::test]
+async fn a_plan_is_carried_out_only_under_the_mark_with_which_it_was_made() {
+    let server = Server::start(&[]).await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    let names = NAMES.map(str::to_owned);
+    let held = hold(&redis, &mut connection).await.expect("held");
+    let late = Rebuild::new(redis.clone(), "one".to_owned(), &held);
+    assert!(abandon(&redis, &mut connection).await.expect("removed"));
+    let refused = late.begin(&mut connection, &names).await;
+    assert!(matches!(refused, Err(QueueError::NotPlanned)), "{refused:?}");
+    assert_eq!(server.command::<u64>(&["DBSIZE"]).await, 0, "nothing was begun");
+    // Processes worked meanwhile, and another restoration was begun, even with the same plan.
+    let other = rebuild(&server, "one").await;
+    other.begin(&mut connection, &names).await.expect("it begins");
+    other.add(&mut connection, 0, &[entry(5, &[])]).await.expect("written");
+    let one = RebuiltQueue { entries: 1, ..queue() };
+    for refused in [
+        late.begin(&mut connection, &names).await.map(|_| ()),
+        late.add(&mut connection, 1, &[entry(6, &[])]).await.map(|_| ()),
+        late.finish(&mut connection, &one).await,
+    ] {
+        assert!(matches!(refused, Err(QueueError::NotPlanned)), "{refused:?}");
+    }
+    assert!(!release(&redis, &mut connection, &held).await.expect("redis answers"));
+    other.finish(&mut connection, &one).await.expect("it is complete");
+}
+
+#[tokio::test]
+async fn lanes_and_replays_of_the_queue_before_are_never_replaced() {
+    const REPLAYS: &str = "{spillway}:http:replays";
+    let server = Server::start(&[]).await;
+    TestConsumer::start(&server, "http").await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    let names = NAMES.map(str::to_owned);
+    let lanes = |count| ["HSET", "{spillway}:counts", "lanes:http", count];
+    let _: u64 = server.command(&lanes("1")).await;
+    let refused = hold(&redis, &mut connection).await;
+    assert!(matches!(refused, Err(QueueError::NotEmpty)), "{refused:?}");
+    let _: u64 = server.command(&lanes("0")).await;
+    let rebuild = rebuild(&server, "one").await;
+    // An operator replays a dead letter: that needs no registration.
+    let replay = ["XADD", REPLAYS, "1-0", "p", "x", "id", "00000000-100-0-0"];
+    let _: String = server.command(&replay).await;
+    let refused = rebuild.begin(&mut connection, &names).await;
+    assert!(matches!(refused, Err(QueueError::NotEmpty)), "{refused:?}");
+    let _: u64 = server.command(&["XDEL", REPLAYS, "1-0"]).await;
+    rebuild.begin(&mut connection, &names).await.expect("it begins");
+    let entries = [entry(5, &[]), entry(7, &[]), entry(8, &[])];
+    rebuild.add(&mut connection, 0, &entries).await.expect("written");
+    let replay = ["XADD", REPLAYS, "2-0", "p", "x", "id", "00000000-100-0-0"];
+    let _: String = server.command(&replay).await;
+    let refused = rebuild.finish(&mut connection, &queue()).await;
+    assert!(matches!(refused, Err(QueueError::NotEmpty)), "{refused:?}");
+    let _: u64 = server.command(&["XDEL", REPLAYS, "2-0"]).await;
+    let _: u64 = server.command(&lanes("1")).await;
+    let refused = rebuild.finish(&mut connection, &queue()).await;
+    assert!(matches!(refused, Err(QueueError::NotEmpty)), "{refused:?}");
+    let _: u64 = server.command(&lanes("0")).await;
+    // A consumer that the plan does not know would lose its cursor.
+    let _: u64 = server.command(&["HSET", "{spillway}:consumers", "new", "0"]).await;
+    let refused = rebuild.finish(&mut connection, &queue()).await;
+    assert!(matches!(refused, Err(QueueError::NotPlanned)), "{refused:?}");
+    let _: u64 = server.command(&["HDEL", "{spillway}:consumers", "new"]).await;
+    rebuild.finish(&mut connection, &queue()).await.expect("it is complete");
+    assert_eq!(server.ids("{spillway}:in").await, ["5-0", "7-0", "8-0"]);
+}
+
+#[tokio::test]
 async fn a_leader_of_the_queue_before_settles_nothing_in_the_restored_one() {
     let server = Server::start(&[]).await;
     let mut http = TestConsumer::start(&server, "http").await;
     let mut connection = server.connect().await;
-    let rebuild = rebuild(&server, "one");
+    let rebuild = rebuild(&server, "one").await;
     rebuild.begin(&mut connection, &NAMES.map(str::to_owned)).await.expect("it begins");
     let entries = [entry(5, &[]), entry(7, &[]), entry(8, &[])];
     rebuild.add(&mut connection, 0, &entries).await.expect("written");

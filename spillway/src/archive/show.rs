@@ -1,6 +1,7 @@
 //! `spillway archive show`: the index of one object, or one webhook exactly as it was received.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -9,10 +10,10 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 use spillway_archive::bloom::webhook_id_hash;
 use spillway_archive::index::LabelCounts;
-use spillway_archive::{ListedObject, ObjectName, ObjectTail, StoreError};
+use spillway_archive::{ArchiveReader, ListedObject, ObjectName, ObjectTail, StoreError};
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
-use spillway_webhook::pack::Pack;
+use spillway_webhook::pack::{Pack, View};
 use spillway_webhook::shopify::Headers;
 
 use super::range::{ObjectRange, RangeArguments};
@@ -152,7 +153,7 @@ async fn show_webhook(
             }
             let found = find(archive, &object, &tail, id, &mut unread).await?;
             let Some((pack, found)) = found else { continue };
-            if pack.view(found.index).is_erased() {
+            if was_erased(archive, &object.name, &pack.view(found.index), found).await? {
                 return Err(Failure::Failed(format!(
                     "the webhook {id} was erased (`spillway forget`): the archive holds its place only"
                 )));
@@ -164,6 +165,47 @@ async fn show_webhook(
     let absent = format!("the archive holds no webhook {id} in this range");
     unread.ensure_none(&absent)?;
     Err(Failure::Failed(absent))
+}
+
+/// True if a webhook is erased, also if another object still has it: a purge was cut off, or only the other one was
+/// purged.
+async fn was_erased(
+    archive: &OpenArchive,
+    name: &ObjectName,
+    view: &View<'_>,
+    id: WebhookId,
+) -> Result<bool, StoreError> {
+    if view.is_erased() {
+        return Ok(true);
+    }
+    let mut objects = archive.store.objects(name.cell, &name.day()).await?;
+    objects.retain(|object| object.name.first <= id.entry && object.name.last >= id.entry);
+    if objects.len() < 2 {
+        return Ok(false);
+    }
+    let store = Arc::new(archive.store.clone());
+    let after = id.entry.previous();
+    let mut reader = ArchiveReader::new(store, archive.keys.clone(), objects, after, id.entry);
+    loop {
+        let found = match reader.next().await {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(true),
+            // The one beside it cannot be read, or is gone.
+            Err(StoreError::Bad(..) | StoreError::NoKey(..) | StoreError::Missing(_)) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        let Ok(pack) = Pack::decode(&found.bytes) else { continue };
+        let is_same = |other: View<'_>| {
+            other.target == view.target
+                && other.body == view.body
+                && other.headers().eq(view.headers())
+        };
+        if id.index < pack.count() && is_same(pack.view(id.index)) {
+            return Ok(false);
+        }
+    }
 }
 
 /// Returns the first webhook of an object with this Shopify webhook id or Spillway-Id, and its pack.
@@ -240,4 +282,49 @@ fn webhook_json(met: &Met<'_>) -> Value {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use spillway_archive::ObjectWriter;
+    use spillway_archive::keys::KeyRing;
+    use spillway_archive::store::{ArchiveStore, ArchiveUrl};
+    use spillway_webhook::pack::{Packer, Records};
+    use spillway_webhook::{StreamId, Webhook};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_webhook_that_is_erased_in_another_object_is_not_shown() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let url = format!("file://{}", directory.path().display());
+        let url = ArchiveUrl::parse(&url).expect("a URL");
+        let store = ArchiveStore::open(&url).expect("an archive");
+        let archive = OpenArchive { store, keys: Arc::new(KeyRing::default()) };
+        let mut records = Records::default();
+        for body in ["a", "bb"] {
+            let target = http::uri::PathAndQuery::from_static("/webhooks");
+            let headers = http::HeaderMap::new();
+            records.push(&Webhook { received_at_ms: 7, target, headers, body: body.into() });
+        }
+        let whole = Bytes::copy_from_slice(Packer::new().pack(&records));
+        let pack = Pack::decode(&whole).expect("a pack");
+        let erased = Bytes::copy_from_slice(Packer::new().erase(&pack, |index| index == 1));
+        let entry = StreamId { ms: 1_767_268_800_000, seq: 0 };
+        let mut names = Vec::new();
+        for bytes in [whole, erased] {
+            let mut writer =
+                ObjectWriter::new(7, StreamId::ZERO, &archive.keys).expect("randomness");
+            writer.add(entry, bytes);
+            let sealed = writer.finish().expect("a pack");
+            archive.store.put(&sealed, true).await.expect("stored");
+            names.push(sealed.name);
+        }
+        for (index, expected) in [(0, false), (1, true)] {
+            let id = WebhookId { cell: 7, entry, index };
+            let found = was_erased(&archive, &names[0], &pack.view(index), id).await;
+            assert_eq!(found.expect("it is read"), expected, "{index}");
+        }
+    }
 }

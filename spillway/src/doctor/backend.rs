@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::uri::Authority;
 use http::{HeaderValue, Uri, header};
 use spillway_process::settings::check_port;
 use tokio::net::TcpStream;
@@ -60,10 +61,16 @@ pub(super) async fn examine(
         let fix = format!("it {form}; without one it is 80, or 443 with https");
         return Ok(vec![Finding::problem("DOWNSTREAM_APP_URL has a port that is none", fix)]);
     }
+    let host = arguments.downstream_host.as_deref();
+    let named = host.map(|host| host.parse::<Authority>().ok());
+    if named.is_some_and(|named| named.is_none_or(|named| check_port(&named).is_err())) {
+        let fix = "it is a host name such as app.example, with a port from 1 to 65535 if need be";
+        return Ok(vec![Finding::problem("DOWNSTREAM_HOST is not a host", fix)]);
+    }
     let mut findings = vec![reach(&base).await];
     if let Some(path) = &arguments.probe {
         let webhook = test_product(arguments.probe_events, secret)?;
-        findings.push(probe(&base, path, arguments.downstream_host.as_deref(), &webhook).await?);
+        findings.push(probe(&base, path, host, &webhook).await?);
     }
     Ok(findings)
 }

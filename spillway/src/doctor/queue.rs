@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use spillway_queue::consumers::cell;
 use spillway_queue::health::{self, Durability, DurabilityPolicy, HealthVerdict, RedisInfo};
 use spillway_queue::shares;
 use spillway_queue::status::{self, CellStatus, ConsumerStatus};
@@ -37,11 +38,26 @@ const LARGE_SHOP_PERCENT: u128 = 45;
 const BEHIND_SECONDS: f64 = 3600.0;
 const IN_TIME_SECONDS: f64 = 300.0;
 
-/// Checks the queue. Also returns its consumers.
+/// The queue as it was found. Without an answer of Redis, there are findings alone.
+#[derive(Debug, Default)]
+pub(super) struct ExaminedQueue {
+    /// Findings about Redis and the consumers.
+    pub findings: Vec<Finding>,
+    /// Registered consumers.
+    pub consumers: Vec<ConsumerStatus>,
+    /// Id of the cell, if it has one yet.
+    pub cell: Option<u32>,
+    /// Age of the oldest redaction that was delivered and is not carried out, if there is one.
+    pub oldest_redaction_seconds: Option<f64>,
+    /// Redis' clock, in milliseconds since the Unix epoch.
+    pub now_ms: u64,
+}
+
+/// Checks the queue.
 pub(super) async fn examine(
     place: &CellArgs,
     spill_dir: Option<&Path>,
-) -> Result<(Vec<Finding>, Vec<ConsumerStatus>), Failure> {
+) -> Result<ExaminedQueue, Failure> {
     let redis = place.redis()?;
     Ok(match examine_reachable(&redis, spill_dir).await {
         Ok(found) => found,
@@ -53,7 +69,7 @@ pub(super) async fn examine(
                     Finding::problem(other.to_string(), fix)
                 }
             };
-            (vec![finding], Vec::new())
+            ExaminedQueue { findings: vec![finding], ..ExaminedQueue::default() }
         }
     })
 }
@@ -61,7 +77,7 @@ pub(super) async fn examine(
 async fn examine_reachable(
     redis: &Redis,
     spill_dir: Option<&Path>,
-) -> Result<(Vec<Finding>, Vec<ConsumerStatus>), QueueError> {
+) -> Result<ExaminedQueue, QueueError> {
     let mut connection = redis.connect(Some(PATIENCE)).await?;
     let facts = health::read(redis, &mut connection, &mut AofDisk::default()).await?;
     let mut findings = redis_findings(&facts);
@@ -69,11 +85,18 @@ async fn examine_reachable(
     findings.extend(spill_dir.and_then(|directory| spill_disk(&facts, directory)));
     findings.push(clock(&mut connection).await?);
     let status = status::read(redis, &mut connection).await?;
+    let cell = cell(redis, &mut connection).await?;
     findings.extend(consumers(&status.consumers));
     findings.extend(held_back(&status.consumers));
     findings.extend(unmatched(&status.consumers));
     findings.extend(large_shops(&status));
-    Ok((findings, status.consumers))
+    Ok(ExaminedQueue {
+        findings,
+        cell,
+        oldest_redaction_seconds: status.queue.oldest_redaction_age_seconds,
+        now_ms: status.now_ms,
+        consumers: status.consumers,
+    })
 }
 
 fn redis_findings(facts: &RedisInfo) -> Vec<Finding> {

@@ -6,14 +6,14 @@
 
 use std::time::Duration;
 
+use spillway_archive::checkpoint;
 use spillway_archive::erase::{self, EraseError, MeantWebhooks};
-use spillway_archive::name::day_of;
 use spillway_archive::{ArchiveObject, ListedObject, ObjectTail, StoreError};
 use spillway_process::error::chain;
 use spillway_webhook::StreamId;
 use spillway_webhook::redaction::is_redaction;
 
-use super::finished::FinishedDays;
+use super::finished::{DayBounds, FinishedDays};
 use super::order::PurgeOrders;
 use super::report::PurgeReport;
 use crate::archive::OpenArchive;
@@ -26,11 +26,6 @@ const PAUSES: [Duration; 3] =
 const FAILED_MAX: u64 = 5;
 /// Times that a day is listed again because objects of it were gone.
 const LISTS_MAX: u32 = 10;
-/// Days that are never recorded as finished: objects of them may still be written.
-const FRESH_DAYS: u64 = 2;
-
-const DAY_MS: u64 = 86_400_000;
-
 /// A cell whose objects are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SearchedCell {
@@ -144,17 +139,20 @@ impl ArchivePurge<'_> {
         cell: SearchedCell,
         report: &mut PurgeReport,
     ) -> Result<(), EraseError> {
-        let fresh_from = day_of(self.now_ms.saturating_sub(FRESH_DAYS * DAY_MS));
-        // An archiver that lags, or begins again with an older Redis, writes more objects of its cursor's day and of
-        // later ones.
-        let settled_from = cell.cursor.map(|cursor| day_of(cursor.ms));
-        let is_settled = |day: &String| settled_from.as_ref().is_none_or(|from| day < from);
+        let bounds = DayBounds::new(cell.cursor, self.now_ms);
+        if self.holds_nothing_of(cell).await? {
+            report.pending.push(format!(
+                "the archive holds nothing of cell {:08x}, of which something was archived: is its directory mounted?",
+                cell.cell
+            ));
+            return Ok(());
+        }
         let mut progress = Progress::new();
         let mut looked_at = 0u64;
         let mut is_whole = true;
         for day in self.archive.store.days(cell.cell).await? {
             let has = |finished: &FinishedDays| finished.has(cell.cell, &day);
-            if is_settled(&day) && self.finished.as_ref().is_some_and(has) {
+            if bounds.is_settled(&day) && self.finished.as_ref().is_some_and(has) {
                 continue;
             }
             let before = self.left.total();
@@ -169,13 +167,27 @@ impl ArchivePurge<'_> {
             is_whole &= self.left.total() == before;
             if let Some(finished) = &mut self.finished
                 && is_whole
-                && day < fresh_from
-                && is_settled(&day)
+                && bounds.may_finish(&day)
             {
                 finished.add(cell.cell, &day).await;
             }
         }
         Ok(())
+    }
+
+    /// True if it lacks even the checkpoint, which every archiver writes, of a cell of which something was archived.
+    async fn holds_nothing_of(&self, cell: SearchedCell) -> Result<bool, StoreError> {
+        let store = &self.archive.store;
+        let is_archived = cell.cursor.is_some_and(|cursor| cursor > StreamId::ZERO);
+        if !is_archived || !store.days(cell.cell).await?.is_empty() {
+            return Ok(false);
+        }
+        match checkpoint::read(store, cell.cell).await {
+            Ok(found) => Ok(found.is_none()),
+            // It is there.
+            Err(StoreError::Unusable(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Looks at the objects of one day. Returns true if one was gone: another one may have taken its place.
@@ -299,14 +311,83 @@ fn is_fresh(listed: &ListedObject, settled_after: Duration, now_ms: u64) -> bool
 
 #[cfg(test)]
 mod tests {
-    use spillway_archive::ObjectName;
+    use spillway_archive::{Checkpoint, ObjectName};
+    use spillway_webhook::Redaction;
 
     use super::*;
+    use crate::forget::order::PurgeOrder;
+    use crate::testing::{SHOP, TestArchive, customer_pack};
+
+    #[tokio::test]
+    async fn what_the_archiver_has_not_settled_is_left_and_is_erased_once_it_has() {
+        let archived = TestArchive::new();
+        let entry = |ms| StreamId { ms, seq: 0 };
+        let pack = || customer_pack("orders/create", 12);
+        archived.put(1, StreamId::ZERO, vec![(entry(1_000), pack())]).await;
+        archived.put(1, entry(1_000), vec![(entry(5_000), pack())]).await;
+        let archive = OpenArchive { store: archived.open(), keys: archived.keys.clone() };
+        let order = PurgeOrder::until(Redaction::of_shop(SHOP), entry(9_000));
+        let orders = PurgeOrders::new(vec![order]);
+        // Cursor of the archiver, objects that are left, and webhooks that are erased.
+        for (cursor, later, erased) in [(0, 2, 0), (1_000, 1, 1), (9_000, 0, 1), (9_000, 0, 0)] {
+            let mut report = PurgeReport::default();
+            let mut purge = ArchivePurge {
+                archive: &archive,
+                orders: &orders,
+                now_ms: 20_000,
+                settled_after: Duration::ZERO,
+                finished: None,
+                left: LeftObjects::default(),
+            };
+            let cell = SearchedCell { cell: 1, cursor: Some(entry(cursor)) };
+            purge.run(&[cell], &mut report).await;
+            let found = (purge.left.later, report.counts.archived);
+            assert_eq!(found, (later, erased), "up to {cursor}: {:?}", report.pending);
+            assert_eq!(report.is_complete(), later == 0, "{:?}", report.pending);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_archive_that_is_not_there_is_not_one_without_objects() {
+        let archived = TestArchive::new();
+        let archive = OpenArchive { store: archived.open(), keys: archived.keys.clone() };
+        let cursor = StreamId { ms: 1_000, seq: 0 };
+        let order = PurgeOrder::until(Redaction::of_shop(SHOP), cursor);
+        let orders = PurgeOrders::new(vec![order]);
+        let found = async |cursor| {
+            let mut report = PurgeReport::default();
+            let mut purge = ArchivePurge {
+                archive: &archive,
+                orders: &orders,
+                now_ms: 20_000,
+                settled_after: Duration::ZERO,
+                finished: None,
+                left: LeftObjects::default(),
+            };
+            purge.run(&[SearchedCell { cell: 1, cursor }], &mut report).await;
+            report.pending
+        };
+        let pending = found(Some(cursor)).await;
+        assert!(matches!(&pending[..], [one] if one.contains("mounted")), "{pending:?}");
+        assert!(found(None).await.is_empty(), "nothing was archived");
+        assert!(found(Some(StreamId::ZERO)).await.is_empty(), "nothing was archived yet");
+        // Objects expire, and the checkpoint stays.
+        let checkpoint = Checkpoint::new(1, 7, Vec::new());
+        checkpoint::write(&archive.store, 1, &checkpoint).await.expect("write a checkpoint");
+        assert!(found(Some(cursor)).await.is_empty());
+    }
 
     #[test]
     fn an_object_is_touched_minutes_after_it_was_written() {
         let id = |ms| StreamId { ms, seq: 0 };
-        let name = ObjectName { cell: 1, first: id(1), last: id(9_000), webhooks: 1, tag: 2 };
+        let name = ObjectName {
+            cell: 1,
+            first: id(1),
+            last: id(9_000),
+            webhooks: 1,
+            tag: 2,
+            generation: 0,
+        };
         let listed = |written_ms| ListedObject { name, bytes: 100, written_ms };
         let minute = Duration::from_secs(60);
         assert!(is_fresh(&listed(5_000), minute, 68_999), "its last entry counts, too");

@@ -8,8 +8,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::json;
+use spillway_process::shutdown;
 use spillway_queue::dead::now_ms;
 use spillway_queue::redactions::{self, PendingRedactions};
+use tokio::time::sleep;
 
 use super::hand::HandOrder;
 use super::order::{PurgeOrder, PurgeOrders};
@@ -18,6 +20,44 @@ use super::report::PurgeReport;
 use crate::failure::Failure;
 use crate::format::OutputArgs;
 use crate::out::{age, count, line};
+
+/// Longest pause after a failure.
+const FAILED_PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Runs `once`; with `every`, again and again until SIGTERM, with that pause or a shorter one after a failure.
+pub(super) async fn run_all(
+    every: Option<Duration>,
+    once: impl AsyncFn() -> Result<ExitCode, Failure>,
+) -> Result<ExitCode, Failure> {
+    let Some(every) = every else { return once().await };
+    let shutdown = shutdown::on_signal()
+        .map_err(|error| Failure::Failed(format!("cannot handle signals: {error}")))?;
+    loop {
+        // A purge that is cut off is finished by the next one.
+        let Some(ended) = shutdown.run_until_cancelled(once()).await else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        let pause = match ended {
+            Ok(_) => every,
+            Err(failure) if is_for_good(&failure) => return Err(failure),
+            Err(failure) => {
+                eprintln!("spillway: {failure}");
+                every.min(FAILED_PAUSE_MAX)
+            }
+        };
+        if shutdown.run_until_cancelled(sleep(pause)).await.is_none() {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// True if a later run would fail the same way.
+fn is_for_good(failure: &Failure) -> bool {
+    match failure {
+        Failure::Usage(_) | Failure::Settings(_) | Failure::Output(_) => true,
+        Failure::Denied(_) | Failure::Queue(_) | Failure::Archive(_) | Failure::Failed(_) => false,
+    }
+}
 
 /// Carries out what is due. The exit code is 1 if something is left.
 pub(super) async fn run(

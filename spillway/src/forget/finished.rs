@@ -3,10 +3,29 @@
 
 use std::collections::BTreeMap;
 
+use spillway_archive::name::day_of;
 use spillway_queue::purge_lease::{self, PurgeLease};
 use spillway_queue::{Connection, QueueError, Redis};
+use spillway_webhook::StreamId;
 
 use super::order::PurgeOrders;
+
+/// Days that are never recorded as finished: objects of them may still be written.
+const FRESH_DAYS: u64 = 2;
+
+const DAY_MS: u64 = 86_400_000;
+
+/// Days of one cell to which no object is added any more.
+///
+/// An archiver that lags, or begins again with an older Redis, writes more objects of its cursor's day and of later
+/// ones.
+#[derive(Debug)]
+pub(super) struct DayBounds {
+    /// First day of which the clock says that it is too young.
+    fresh_from: String,
+    /// Day of the archiver's cursor; `None` without an archiver.
+    settled_from: Option<String>,
+}
 
 /// Last finished day of each cell.
 pub(super) struct FinishedDays {
@@ -14,6 +33,26 @@ pub(super) struct FinishedDays {
     connection: Connection,
     subject: u64,
     last: BTreeMap<u32, String>,
+}
+
+impl DayBounds {
+    /// Days before those of the archiver's cursor, and before the last two.
+    pub(super) fn new(cursor: Option<StreamId>, now_ms: u64) -> Self {
+        Self {
+            fresh_from: day_of(now_ms.saturating_sub(FRESH_DAYS * DAY_MS)),
+            settled_from: cursor.map(|cursor| day_of(cursor.ms)),
+        }
+    }
+
+    /// True if a day that an earlier purge finished need not be read again.
+    pub(super) fn is_settled(&self, day: &str) -> bool {
+        self.settled_from.as_deref().is_none_or(|from| day < from)
+    }
+
+    /// True if a day of which nothing is left may be recorded as finished.
+    pub(super) fn may_finish(&self, day: &str) -> bool {
+        day < self.fresh_from.as_str() && self.is_settled(day)
+    }
 }
 
 impl FinishedDays {
@@ -68,6 +107,32 @@ fn parse(text: &str, subject: u64) -> BTreeMap<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_day_to_which_a_lagging_archiver_adds_objects_is_neither_finished_nor_left_out() {
+        const DAY_20: u64 = 20 * DAY_MS;
+        let cursor = |days: u64| Some(StreamId { ms: days * DAY_MS + 7, seq: 0 });
+        let [one, nine, ten, seventeen] = [0, 8, 9, 16].map(|days| day_of(days * DAY_MS));
+        assert_eq!((one.as_str(), ten.as_str()), ("1970-01-01", "1970-01-10"));
+        // It has settled all but the last day.
+        let bounds = DayBounds::new(cursor(19), DAY_20);
+        assert!(bounds.is_settled(&ten) && bounds.may_finish(&ten));
+        assert!(bounds.may_finish(&seventeen));
+        let fresh = day_of(18 * DAY_MS);
+        assert!(bounds.is_settled(&fresh) && !bounds.may_finish(&fresh), "too young");
+        // It lags, or began again with an older Redis: days that were finished are read again.
+        let lagging = DayBounds::new(cursor(9), DAY_20);
+        assert!(lagging.may_finish(&nine), "before its cursor's day");
+        for day in [&ten, &seventeen, &fresh] {
+            assert!(!lagging.is_settled(day) && !lagging.may_finish(day), "{day}");
+        }
+        // It has settled nothing at all.
+        let new = DayBounds::new(Some(StreamId::ZERO), DAY_20);
+        assert!(!new.is_settled(&one) && !new.may_finish(&ten));
+        // The cell is gone.
+        let gone = DayBounds::new(None, DAY_20);
+        assert!(gone.is_settled(&seventeen) && gone.may_finish(&ten) && !gone.may_finish(&fresh));
+    }
 
     #[test]
     fn finished_days_count_for_the_same_orders_only() {

@@ -154,56 +154,29 @@ impl PurgeOrders {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-    use http::{HeaderMap, HeaderValue};
-    use spillway_webhook::Webhook;
-    use spillway_webhook::pack::{Packer, Records};
-
     use super::*;
-
-    const BODY: &str = r#"{"shop_domain":"a.example","customer":{"id":12},"orders_to_redact":[]}"#;
-
-    fn pack(topic: &'static str) -> Bytes {
-        let mut headers = HeaderMap::new();
-        headers.insert("x-shopify-topic", HeaderValue::from_static(topic));
-        headers.insert("x-shopify-shop-domain", HeaderValue::from_static("a.example"));
-        let target = http::uri::PathAndQuery::from_static("/");
-        let webhook = Webhook { received_at_ms: 7, target, headers, body: BODY.into() };
-        let mut records = Records::default();
-        records.push(&webhook);
-        Packer::new().pack(&records).to_vec().into()
-    }
-
-    fn noted(topic: &'static str) -> NotedRedaction {
-        let entry = StreamId { ms: 5, seq: 2 };
-        NotedRedaction {
-            webhook: WebhookId { cell: 1, entry, index: 3 },
-            noted_ms: 9,
-            consumer: "http".to_owned(),
-            pack: pack(topic),
-        }
-    }
+    use crate::testing::{customer_pack, noted_redaction};
 
     #[test]
     fn only_what_came_up_to_the_redaction_is_meant() {
-        let order = PurgeOrder::of(&noted("customers/redact")).expect("a redaction");
+        let order = PurgeOrder::of(&noted_redaction("customers/redact")).expect("a redaction");
         assert_eq!(order.kind(), "customer");
         let orders = PurgeOrders::new(vec![order]);
         assert_eq!(orders.last(), StreamId { ms: 5, seq: 2 });
-        let of_order = Pack::decode(&pack("orders/create")).expect("a pack");
+        let of_order = Pack::decode(&customer_pack("orders/create", 12)).expect("a pack");
         let is_meant =
             |ms, seq, index| orders.is_meant(StreamId { ms, seq }, index, &of_order.view(0));
         assert!(is_meant(4, 9, 9) && is_meant(5, 2, 0) && is_meant(5, 2, 3));
         assert!(!is_meant(5, 2, 4) && !is_meant(5, 3, 0) && !is_meant(6, 0, 0));
         assert!(orders.may_mean(b"A.example") && orders.may_mean(b""));
         assert!(!orders.may_mean(b"b.example"));
-        assert!(PurgeOrder::of(&noted("orders/create")).is_err());
-        let again = Pack::decode(&pack("customers/redact")).expect("a pack");
+        assert!(PurgeOrder::of(&noted_redaction("orders/create")).is_err());
+        let again = Pack::decode(&customer_pack("customers/redact", 12)).expect("a pack");
         assert!(
             orders.is_meant(StreamId { ms: 9, seq: 0 }, 0, &again.view(0)),
             "it was sent twice"
         );
-        let request = Pack::decode(&pack("customers/data_request")).expect("a pack");
+        let request = Pack::decode(&customer_pack("customers/data_request", 12)).expect("a pack");
         assert!(!orders.is_meant(StreamId { ms: 9, seq: 0 }, 0, &request.view(0)));
     }
 
@@ -212,7 +185,7 @@ mod tests {
         let order = PurgeOrder::until(Redaction::of_shop("a.example"), StreamId { ms: 5, seq: 2 });
         assert_eq!((order.kind(), order.webhook), ("shop", None));
         let orders = PurgeOrders::new(vec![order]);
-        let webhook = Pack::decode(&pack("products/update")).expect("a pack");
+        let webhook = Pack::decode(&customer_pack("products/update", 12)).expect("a pack");
         assert!(orders.is_meant(StreamId { ms: 5, seq: 2 }, 70_000, &webhook.view(0)));
         assert!(!orders.is_meant(StreamId { ms: 5, seq: 3 }, 0, &webhook.view(0)));
     }

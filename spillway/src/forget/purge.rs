@@ -36,13 +36,15 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 const UNRENEWED_MAX: Duration = Duration::from_secs(40);
 const _: () = assert!(UNRENEWED_MAX.as_secs() + RENEW_EVERY.as_secs() < LEASE.as_secs());
 
-/// Stores that a purge reaches beside Redis.
+/// Reach of a purge, beside what its orders say.
 #[derive(Debug, Clone)]
-pub(super) struct ArchiveReach {
+pub(super) struct PurgeReach {
     /// Cells beside the own one.
     pub cells: Vec<u32>,
     /// Time after its writing from which an object is touched.
     pub settled_after: Duration,
+    /// Time for which it waits until nothing is left in Redis.
+    pub patience: Duration,
     /// True for an order by hand: an overflow log that was not looked at is reported.
     pub is_by_hand: bool,
 }
@@ -52,7 +54,7 @@ pub(super) struct PurgePlace {
     place: CellArgs,
     archive: ArchiveArgs,
     spill_dir: Option<PathBuf>,
-    reach: ArchiveReach,
+    reach: PurgeReach,
     /// Redis of the cell.
     pub redis: Redis,
     /// Connection to it.
@@ -67,7 +69,7 @@ impl PurgePlace {
         place: CellArgs,
         archive: ArchiveArgs,
         spill_dir: Option<PathBuf>,
-        reach: ArchiveReach,
+        reach: PurgeReach,
     ) -> Result<Self, Failure> {
         let (redis, mut connection) = place.connect().await?;
         let status = status::read(&redis, &mut connection).await?;
@@ -179,6 +181,7 @@ impl PurgePlace {
                 connection: &mut self.connection,
                 consumers: &self.status.consumers,
                 orders,
+                patience: self.reach.patience,
             };
             report.pending.extend(remains.wait().await?);
         }

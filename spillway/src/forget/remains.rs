@@ -19,11 +19,8 @@ use crate::out::count;
 const PAGE_BYTES: usize = 4 << 20;
 /// Chunks that are read at a time: at most a megabyte each, before compression.
 const CHUNKS: usize = 16;
-/// Time for which a purge waits until nothing is left. What takes longer is left to the next purge.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Shortest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
-const _: () = assert!(PAUSE.as_millis() < PATIENCE.as_millis(), "it looks more than once");
 
 /// Look at what is left.
 pub(super) struct RemainsLook<'a> {
@@ -35,6 +32,8 @@ pub(super) struct RemainsLook<'a> {
     pub consumers: &'a [ConsumerStatus],
     /// Orders, which say who is meant.
     pub orders: &'a PurgeOrders,
+    /// Time for which it looks again.
+    pub patience: Duration,
 }
 
 impl RemainsLook<'_> {
@@ -46,7 +45,7 @@ impl RemainsLook<'_> {
             let left = self.look().await?;
             // A look reads much of Redis, if much waits.
             let pause = PAUSE.max(2 * looked.elapsed());
-            if left.is_empty() || began.elapsed() + pause > PATIENCE {
+            if left.is_empty() || began.elapsed() + pause > self.patience {
                 return Ok(left);
             }
             tokio::time::sleep(pause).await;

@@ -89,7 +89,7 @@ impl PurgeReport {
             let named = self.other_cells.iter().map(|cell| format!("{cell:08x}"));
             self.notes.push(format!(
                 "the archive holds webhooks of this shop from other cells, which stay: {}; a cell that is gone is \
-                 purged with --cell, or FORGET_CELLS for --due",
+                 purged with --forget-cells, or FORGET_CELLS for --due",
                 named.collect::<Vec<_>>().join(", "),
             ));
         }

@@ -72,46 +72,19 @@ fn person(noted: &NotedRedaction) -> Result<PendingPerson, String> {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-    use http::{HeaderMap, HeaderValue};
-    use spillway_webhook::pack::{Packer, Records};
-    use spillway_webhook::{Webhook, WebhookId};
-
     use spillway_queue::redactions::NotedOrder;
 
     use super::*;
-
-    fn pack(topic: &'static str, customer: u64) -> Bytes {
-        let mut headers = HeaderMap::new();
-        headers.insert("x-shopify-topic", HeaderValue::from_static(topic));
-        headers.insert("x-shopify-shop-domain", HeaderValue::from_static("a.example"));
-        let target = http::uri::PathAndQuery::from_static("/");
-        let body = format!(
-            r#"{{"shop_domain":"a.example","orders_to_redact":[],"customer":{{"id":{customer}}}}}"#
-        );
-        let webhook = Webhook { received_at_ms: 7, target, headers, body: body.into() };
-        let mut records = Records::default();
-        records.push(&webhook);
-        Packer::new().pack(&records).to_vec().into()
-    }
-
-    fn noted(topic: &'static str) -> NotedRedaction {
-        let entry = StreamId { ms: 5, seq: 2 };
-        NotedRedaction {
-            webhook: WebhookId { cell: 1, entry, index: 3 },
-            noted_ms: 9,
-            consumer: "http".to_owned(),
-            pack: pack(topic, 12),
-        }
-    }
+    use crate::testing::{customer_pack, noted_redaction};
 
     #[test]
     fn webhooks_of_a_customer_who_is_to_be_forgotten_are_meant_up_to_the_redaction() {
-        let noted = vec![noted("customers/redact"), noted("orders/create")];
+        let noted = vec![noted_redaction("customers/redact"), noted_redaction("orders/create")];
         let people =
             PendingPeople::of(&PendingRedactions { noted, ..PendingRedactions::default() });
         assert_eq!(people.0.len(), 1, "the other one cannot be read");
-        let of = |customer| Pack::decode(&pack("orders/create", customer)).expect("a pack");
+        let of =
+            |customer| Pack::decode(&customer_pack("orders/create", customer)).expect("a pack");
         let (hers, other) = (of(12), of(13));
         let at = |ms, seq, index| Position::new(StreamId { ms, seq }, index);
         assert!(people.is_meant(at(4, 9, 9), &hers.view(0)));

@@ -141,8 +141,8 @@ impl StartArguments {
         let missing =
             "give --from: a time such as 2026-01-01T12:00:00Z, or how long ago, such as 2h";
         let from = self.from.ok_or_else(|| Failure::Usage(missing.to_owned()))?;
-        let from_ms = minutes_or_time("--from", &from, now_ms)?;
-        let to_ms = self.to.map(|to| minutes_or_time("--to", &to, now_ms)).transpose()?;
+        let from_ms = moment_ms("--from", &from, now_ms)?;
+        let to_ms = self.to.map(|to| moment_ms("--to", &to, now_ms)).transpose()?;
         let to_ms = to_ms.unwrap_or(now_ms);
         if to_ms < from_ms {
             return Err(Failure::Usage("--to is before --from".to_owned()));
@@ -265,16 +265,6 @@ impl ReplaySpec {
             pace: ReplayPace { at_once: number("at_once")?.max(1), rate: number("rate") },
         })
     }
-}
-
-/// Reads a time. A duration in months is refused: it is meant in minutes.
-fn minutes_or_time(flag: &str, text: &str, now_ms: u64) -> Result<u64, Failure> {
-    let number = text.trim().strip_suffix('M').map(str::trim_end);
-    if number.is_some_and(|number| number.ends_with(|digit: char| digit.is_ascii_digit())) {
-        let told = format!("{flag} {text:?} is in months: write 30m for minutes, or a time");
-        return Err(Failure::Usage(told));
-    }
-    moment_ms(flag, text, now_ms)
 }
 
 fn cell_id(text: &str) -> Option<u32> {

@@ -80,7 +80,7 @@ mod tests {
 
     fn newest() -> ListedObject {
         let last = StreamId { ms: END_MS, seq: 0 };
-        let name = ObjectName { cell: 1, first: last, last, webhooks: 1, tag: 1 };
+        let name = ObjectName { cell: 1, first: last, last, webhooks: 1, tag: 1, generation: 0 };
         ListedObject { name, bytes: 1, written_ms: END_MS + 1_000 }
     }
 

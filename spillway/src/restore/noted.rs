@@ -88,13 +88,11 @@ async fn find(
 mod tests {
     use std::sync::Arc;
 
-    use spillway_archive::keys::KeyRing;
-    use spillway_archive::store::ArchiveUrl;
-    use spillway_archive::{ArchiveStore, ObjectWriter};
     use spillway_webhook::pack::Records;
     use spillway_webhook::{StreamId, Webhook};
 
     use super::*;
+    use crate::testing::TestArchive;
 
     /// Noon of 2026-01-01.
     const NOON: u64 = 1_767_268_800_000;
@@ -112,23 +110,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_redaction_is_found_in_the_archive_and_what_is_none_is_missing() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let url = format!("file://{}", directory.path().display());
-        let url = ArchiveUrl::parse(&url).expect("a URL");
-        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
-        let keys = Arc::new(KeyRing::default());
+        let archived = TestArchive::new();
         let entry = StreamId { ms: NOON, seq: 1 };
         let mut records = Records::default();
         for topic in ["orders/create", "shop/redact"] {
             records.push(&webhook(topic));
         }
-        let mut writer = ObjectWriter::new(7, StreamId::ZERO, &keys).expect("randomness");
-        writer.add(entry, Packer::new().pack(&records).to_vec().into());
-        store.put(&writer.finish().expect("packs"), true).await.expect("stored");
+        let pack = Packer::new().pack(&records).to_vec().into();
+        archived.put(7, StreamId::ZERO, vec![(entry, pack)]).await;
         let id = |index| WebhookId { cell: 7, entry, index }.to_string();
         let mut checkpoint = Checkpoint::new(7, NOON, Vec::new());
         checkpoint.redactions = vec![id(1), id(0), id(2), "nonsense".to_owned()];
-        let archive = RestoreArchive { store, keys };
+        let store = Arc::new(archived.open());
+        let archive = RestoreArchive { store, keys: archived.keys.clone() };
         let notes = RestoredNotes::find(&archive, 7, &checkpoint).await.expect("it is read");
         assert_eq!(notes.missing, [id(0), id(2), "nonsense".to_owned()]);
         assert_eq!(notes.found.len(), 1);

@@ -1,6 +1,6 @@
 //! Packs of the archive that a restoration needs, and the facts by which they are planned.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use spillway_archive::chain::{ChainCheck, MissingEntries, groups};
@@ -43,13 +43,9 @@ pub(super) struct ArchiveSource {
     pub newest: ListedObject,
 }
 
-/// Reads packs: each once, and of one that was erased in part, only that one.
+/// Reads packs: each once, without anything that is erased in any object that holds it.
 pub(super) struct SourceReader {
     reader: ArchiveReader,
-    /// First pack of the next entry.
-    ahead: Option<SourcePack>,
-    /// Packs of one entry.
-    ready: VecDeque<SourcePack>,
 }
 
 /// A pack of the archive.
@@ -168,7 +164,7 @@ impl ArchiveSource {
     pub(super) fn reader(&self) -> SourceReader {
         let RestoreArchive { store, keys } = self.archive.clone();
         let reader = ArchiveReader::new(store, keys, self.objects.clone(), self.after, END);
-        SourceReader { reader, ahead: None, ready: VecDeque::new() }
+        SourceReader { reader }
     }
 }
 
@@ -178,19 +174,7 @@ impl SourceReader {
     /// # Errors
     /// As [`ArchiveReader::next`].
     pub(super) async fn next(&mut self) -> Result<Option<SourcePack>, StoreError> {
-        if self.ready.is_empty() {
-            let mut same: Vec<SourcePack> = self.ahead.take().into_iter().collect();
-            while let Some(archived) = self.reader.next().await? {
-                let found = SourcePack::of(archived);
-                if same.first().is_some_and(|first| first.entry != found.entry) {
-                    self.ahead = Some(found);
-                    break;
-                }
-                same.push(found);
-            }
-            self.ready.extend(without_unerased(same));
-        }
-        Ok(self.ready.pop_front())
+        Ok(self.reader.next().await?.map(SourcePack::of))
     }
 }
 
@@ -202,42 +186,6 @@ fn may_need(object: &ListedObject, tail: &ObjectTail, consumers: &[ConsumerNeeds
     }
     let shops: HashSet<u64> = consumers.iter().flat_map(ConsumerNeeds::shops).copied().collect();
     tail.index.shops.may_hold(|domain| shops.contains(&lane_hash::of_domain(domain)))
-}
-
-/// Leaves packs out of which another one is the same with erased webhooks: an object that was replaced may still be
-/// there, and what was erased must not come back. All are of one entry.
-fn without_unerased(packs: Vec<SourcePack>) -> Vec<SourcePack> {
-    let is_replaced = |whole: &SourcePack| {
-        packs.iter().any(|other| is_erased_copy(other.pack.as_ref(), whole.pack.as_ref()))
-    };
-    let kept: Vec<bool> = packs.iter().map(|pack| !is_replaced(pack)).collect();
-    packs.into_iter().zip(kept).filter_map(|(pack, is_kept)| is_kept.then_some(pack)).collect()
-}
-
-/// True if the first pack is the second one with some webhooks erased.
-fn is_erased_copy(copy: Option<&Pack>, whole: Option<&Pack>) -> bool {
-    let (Some(copy), Some(whole)) = (copy, whole) else { return false };
-    if copy.count() != whole.count() {
-        return false;
-    }
-    let mut erased = 0;
-    for index in 0..copy.count() {
-        let of_copy = copy.view(index);
-        let of_whole = whole.view(index);
-        if of_copy.is_erased() {
-            erased += u32::from(!of_whole.is_erased());
-        } else if !is_same(&of_copy, &of_whole) {
-            return false;
-        }
-    }
-    erased > 0
-}
-
-fn is_same(one: &View<'_>, other: &View<'_>) -> bool {
-    one.received_at_ms == other.received_at_ms
-        && one.target == other.target
-        && one.body == other.body
-        && one.headers().eq(other.headers())
 }
 
 impl SourcePack {
@@ -274,12 +222,11 @@ fn facts(webhook: &View<'_>) -> LaneFacts {
 
 #[cfg(test)]
 mod tests {
-    use spillway_archive::ObjectWriter;
-    use spillway_archive::store::ArchiveUrl;
     use spillway_webhook::Webhook;
     use spillway_webhook::pack::Records;
 
     use super::*;
+    use crate::testing::TestArchive;
 
     fn source(bytes: &[u8]) -> SourcePack {
         let entry = StreamId { ms: 5, seq: 0 };
@@ -297,6 +244,10 @@ mod tests {
         source(Packer::new().pack(&records))
     }
 
+    fn opened(archived: &TestArchive) -> RestoreArchive {
+        RestoreArchive { store: Arc::new(archived.open()), keys: archived.keys.clone() }
+    }
+
     fn erased(pack: &SourcePack, index: u32) -> SourcePack {
         let pack = pack.pack.as_ref().expect("a pack");
         source(Packer::new().erase(pack, |at| at == index))
@@ -305,20 +256,14 @@ mod tests {
     #[tokio::test]
     async fn gaps_count_where_a_consumer_needs_something() {
         let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
-        let directory = tempfile::tempdir().expect("a directory");
-        let url = format!("file://{}", directory.path().display());
-        let url = ArchiveUrl::parse(&url).expect("a URL");
-        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
-        let keys = Arc::new(KeyRing::default());
+        let archived = TestArchive::new();
         for (after, entry) in [(StreamId::ZERO, id(3)), (id(5), id(9))] {
-            let mut writer = ObjectWriter::new(7, after, &keys).expect("randomness");
-            writer.add(entry, pack(&["a"]).bytes);
-            store.put(&writer.finish().expect("packs"), true).await.expect("stored");
+            archived.put(7, after, vec![(entry, pack(&["a"]).bytes)]).await;
         }
         let gap = MissingEntries { after: id(3), through: id(5) };
         let needed = [(StreamId::ZERO, vec![gap]), (id(4), vec![gap]), (id(5), vec![])];
         for (cursor, gaps) in needed {
-            let archive = RestoreArchive { store: store.clone(), keys: keys.clone() };
+            let archive = opened(&archived);
             let needs = [ConsumerNeeds::after("http", None, cursor)];
             let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
             let source = found.expect("objects");
@@ -331,25 +276,17 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_object_is_a_gap_unless_others_hold_its_entries() {
         let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
-        let directory = tempfile::tempdir().expect("a directory");
-        let url = format!("file://{}", directory.path().display());
-        let url = ArchiveUrl::parse(&url).expect("a URL");
-        let store = Arc::new(ArchiveStore::open(&url).expect("an archive"));
-        let keys = Arc::new(KeyRing::default());
+        let archived = TestArchive::new();
         let put = async |after: StreamId, entries: &[StreamId]| {
-            let mut writer = ObjectWriter::new(7, after, &keys).expect("randomness");
-            for entry in entries {
-                writer.add(*entry, pack(&["a"]).bytes);
-            }
-            let sealed = writer.finish().expect("packs");
-            store.put(&sealed, true).await.expect("stored");
-            directory.path().join(sealed.name.to_string())
+            let packs = entries.iter().map(|entry| (*entry, pack(&["a"]).bytes));
+            let name = archived.put(7, after, packs.collect()).await;
+            archived.path().join(name.to_string())
         };
         let bad = put(StreamId::ZERO, &[id(3)]).await;
         put(id(3), &[id(9)]).await;
         std::fs::write(bad, "half of it").expect("damage it");
         let found = async || {
-            let archive = RestoreArchive { store: store.clone(), keys: keys.clone() };
+            let archive = opened(&archived);
             let needs = [ConsumerNeeds::after("http", None, StreamId::ZERO)];
             let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
             found.expect("objects")
@@ -363,20 +300,30 @@ mod tests {
         assert_eq!((source.gaps.len(), source.objects.len()), (0, 2));
     }
 
-    #[test]
-    fn of_a_pack_and_its_erased_copy_only_the_copy_is_read() {
-        let bodies = |packs: Vec<SourcePack>| -> Vec<usize> {
-            let pack = packs.iter().filter_map(|pack| pack.pack.as_ref());
-            pack.map(|pack| (0..pack.count()).map(|at| pack.view(at).body.len()).sum()).collect()
-        };
+    #[tokio::test]
+    async fn what_is_erased_in_either_of_two_objects_is_not_restored() {
+        let id = |seq| StreamId { ms: 1_767_268_800_000, seq };
+        let archived = TestArchive::new();
         let whole = || pack(&["a", "bb", "ccc"]);
-        let one = || erased(&whole(), 1);
-        assert_eq!(bodies(without_unerased(vec![whole(), one()])), [4]);
-        assert_eq!(bodies(without_unerased(vec![one(), whole()])), [4]);
-        assert_eq!(bodies(without_unerased(vec![erased(&one(), 0), whole(), one()])), [3]);
-        // Redis had given an id twice: these are two packs.
-        let other = pack(&["a", "xx", "ccc"]);
-        let both = erased(&whole(), 0);
-        assert_eq!(bodies(without_unerased(vec![other, both])), [6, 5]);
+        // Two purges were cut off, or two objects overlap that were purged one after the other.
+        let objects = [
+            vec![(id(3), whole())],
+            vec![(id(3), erased(&whole(), 0))],
+            vec![(id(3), erased(&whole(), 2)), (id(4), whole())],
+        ];
+        for packs in objects {
+            let packs = packs.into_iter().map(|(entry, pack)| (entry, pack.bytes));
+            archived.put(7, StreamId::ZERO, packs.collect()).await;
+        }
+        let archive = opened(&archived);
+        let needs = [ConsumerNeeds::after("http", None, StreamId::ZERO)];
+        let found = ArchiveSource::find(archive, 7, &needs).await.expect("it is read");
+        let mut reader = found.expect("objects").reader();
+        let mut restored = Vec::new();
+        while let Some(found) = reader.next().await.expect("sound objects") {
+            let facts = found.facts.expect("it can be decoded");
+            restored.push((found.entry, facts.iter().map(|one| one.is_erased).collect::<Vec<_>>()));
+        }
+        assert_eq!(restored, [(id(3), vec![true, false, true]), (id(4), vec![false; 3])]);
     }
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use spillway_process::settings::parse_duration;
 use spillway_queue::status::{CellStatus, ConsumerStatus, QueueStatus};
 
 use crate::failure::Failure;
@@ -18,11 +19,11 @@ use crate::out::{age, count, line, printable};
 #[derive(Debug, Clone, Args)]
 pub(super) struct Thresholds {
     /// With --check: warning if the oldest webhook of a consumer waits for longer
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
     warn_age: Duration,
 
     /// With --check: critical if the oldest webhook of a consumer waits for longer
-    #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = parse_duration)]
     critical_age: Duration,
 
     /// With --check: warning if Redis uses more of its maxmemory, in percent

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use spillway_process::settings::parse_duration;
 use spillway_queue::status::{CellStatus, ConsumerStatus, read};
 use spillway_webhook::freshness::rfc3339;
 
@@ -19,10 +20,10 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// Parses an interval. A minimum keeps the load of watching low.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text) {
+    match parse_duration(text) {
         Ok(every) if every >= Duration::from_millis(100) => Ok(every),
         Ok(_) => Err("must be 100ms or more".to_owned()),
-        Err(error) => Err(error.to_string()),
+        Err(problem) => Err(problem),
     }
 }
 

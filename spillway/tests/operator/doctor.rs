@@ -95,6 +95,9 @@ async fn the_probe_is_signed() {
     let (_, told) = run(&cell, &["doctor", "--probe", "/hooks"], &settings).await;
     assert!(told.contains("ok       the backend answered the probe 200"), "{told}");
     assert_eq!(received.lock().unwrap()[0].0["host"], "app.example");
+    let no_port = [SECRET, settings[1], ("DOWNSTREAM_HOST", "app.example:99999")];
+    let (code, told) = run(&cell, &["doctor", "--probe", "/hooks"], &no_port).await;
+    assert!(code == 1 && told.contains("DOWNSTREAM_HOST is not a host"), "{told}");
     let wrong = [("SHOPIFY_CLIENT_SECRET", "other"), settings[1]];
     let (code, told) = run(&cell, &["doctor", "--probe", "/hooks"], &wrong).await;
     assert!(code == 1 && told.contains("answered the probe 401"), "{told}");

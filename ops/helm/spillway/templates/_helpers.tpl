@@ -57,6 +57,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 
+{{/* Settings of the archive that are in a Secret, for those that have access to it. */}}
+{{- define "spillway.archiveSecret" -}}
+{{- if and .Values.archiver.enabled .Values.archiver.existingSecret -}}
+envFrom:
+  - secretRef:
+      name: {{ .Values.archiver.existingSecret }}
+{{- end -}}
+{{- end -}}
+
 {{/* What the restricted Pod Security Standard asks of a pod, and of each container. */}}
 {{- define "spillway.restrictedPod" -}}
 securityContext:
