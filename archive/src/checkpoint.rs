@@ -197,6 +197,22 @@ pub async fn read(store: &ArchiveStore, cell: u32) -> Result<Option<Checkpoint>,
     decoded.map(Some).map_err(|error| StoreError::Unusable(format!("{name}: {error}")))
 }
 
+/// True if an archive has neither an object of a cell nor a checkpoint of it, which every archiver writes.
+///
+/// # Errors
+/// [`StoreError`]
+pub async fn holds_nothing_of(store: &ArchiveStore, cell: u32) -> Result<bool, StoreError> {
+    if !store.days(cell).await?.is_empty() {
+        return Ok(false);
+    }
+    match read(store, cell).await {
+        Ok(found) => Ok(found.is_none()),
+        // It is there, and damaged.
+        Err(StoreError::Unusable(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn file_of(cell: u32) -> String {
     format!("{}/{NAME}", ObjectName::cell_directory(cell))
 }

@@ -15,8 +15,8 @@ use crate::error::{BadObject, StoreError};
 use crate::index::{ObjectIndex, PackRow};
 use crate::keys::{KeyRing, NoRandomness};
 use crate::name::ObjectName;
-use crate::object::ArchiveObject;
-use crate::store::ArchiveStore;
+use crate::object::{ArchiveObject, ObjectTail};
+use crate::store::{ArchiveStore, PutOutcome};
 use crate::writer::{ObjectWriter, SealedObject};
 
 /// Webhooks of an object that are to be erased.
@@ -117,7 +117,8 @@ fn erased(bytes: &[u8], number: usize, meant: &MeantWebhooks) -> Result<Bytes, B
 }
 
 /// Puts the object that replaces `old`, reads it back, and deletes `old`. It may be repeated after a failure at any
-/// moment: a new object that is there already is written over.
+/// moment: a new object that is there already is checked and made durable. A bucket may forbid to write over an object,
+/// so only one that is damaged is written over, and it gets the next name if that is refused.
 ///
 /// # Errors
 /// [`EraseError`]. `old` is still there, or the new object is durable.
@@ -127,32 +128,66 @@ pub async fn replace(
     old: &ObjectName,
     new: &SealedObject,
 ) -> Result<(), EraseError> {
-    if *old == new.name {
+    if *old == (ObjectName { generation: old.generation, ..new.name }) {
         // Nothing was erased, or two checksums are equal by chance.
         return Err(EraseError::Unequal(Box::new(new.name)));
     }
-    // One that is there may not be durable: a put of the same packs over it is.
-    store.put(new, false).await?;
-    if !reads_as_written(store, keys, new).await? {
-        return Err(EraseError::Unequal(Box::new(new.name)));
+    let mut new = new.clone();
+    while !put_durably(store, keys, &new).await? {
+        let next = new.name.next_generation();
+        new.name = next.ok_or_else(|| EraseError::Unequal(Box::new(new.name)))?;
     }
     Ok(store.delete(old).await?)
 }
 
-/// True if the archive holds an object with the entries and packs of `new`. Its bytes may be others: each has a key
-/// of its own.
-async fn reads_as_written(
+/// Puts an object, unless the same one is there. It is durable and was read then. Returns false if the object of its
+/// name is damaged and cannot be written over.
+async fn put_durably(
     store: &ArchiveStore,
     keys: &KeyRing,
     new: &SealedObject,
-) -> Result<bool, StoreError> {
+) -> Result<bool, EraseError> {
+    let put = match store.put(new, true).await {
+        // Without conditional puts, a bucket that forbids to write over an object denies that.
+        Err(error @ StoreError::Denied(_)) => match read_as_written(store, keys, new).await {
+            Ok(_) => PutOutcome::Exists,
+            Err(_) => return Err(error.into()),
+        },
+        put => put?,
+    };
+    if put == PutOutcome::Exists {
+        if let Some(found) = read_as_written(store, keys, new).await? {
+            store.make_durable(&new.name, &found).await?;
+            return Ok(true);
+        }
+        match store.put(new, false).await {
+            Ok(_) => {}
+            Err(StoreError::Denied(_)) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match read_as_written(store, keys, new).await? {
+        Some(_) => Ok(true),
+        None => Err(EraseError::Unequal(Box::new(new.name))),
+    }
+}
+
+/// Object of the name of `new`, if it is intact and has the same entries and packs. Its bytes may be others: each has a
+/// key of its own.
+async fn read_as_written(
+    store: &ArchiveStore,
+    keys: &KeyRing,
+    new: &SealedObject,
+) -> Result<Option<ArchiveObject>, StoreError> {
     let found = match store.object(&new.name, keys).await {
-        Ok(found) => found.tail,
-        Err(StoreError::Bad(..)) => return Ok(false),
+        Ok(found) => found,
+        Err(StoreError::Bad(..)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let is_same = is_of_name(&found.index, &new.name) && found.header.cell == new.name.cell;
-    Ok(is_same && found.header.after < new.name.first)
+    let ObjectTail { header, index, .. } = &found.tail;
+    let is_same = is_of_name(index, &new.name) && header.cell == new.name.cell;
+    let is_same = is_same && header.after < new.name.first;
+    Ok(is_same.then_some(found))
 }
 
 /// True if an index is of the object with this name: the tag is a hash of the packs.

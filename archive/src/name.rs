@@ -109,6 +109,22 @@ impl FromStr for ObjectName {
     }
 }
 
+/// Splits a sorted list into the objects that count, and the damaged ones in whose place others were written.
+pub(crate) fn split_replaced(sorted: Vec<ListedObject>) -> (Vec<ListedObject>, Vec<ObjectName>) {
+    let mut kept: Vec<ListedObject> = Vec::new();
+    let mut replaced = Vec::new();
+    for object in sorted {
+        match kept.last_mut().filter(|before| object.name.replaces(&before.name)) {
+            Some(before) => {
+                replaced.push(before.name);
+                *before = object;
+            }
+            None => kept.push(object),
+        }
+    }
+    (kept, replaced)
+}
+
 fn parse(text: &str) -> Option<ObjectName> {
     let mut directories = text.split('/');
     let cell = u32::from_str_radix(directories.next()?, 16).ok()?;

@@ -17,7 +17,7 @@ use spillway_webhook::StreamId;
 use crate::error::{BadObject, StoreError};
 use crate::input::length_u64;
 use crate::keys::KeyRing;
-use crate::name::{ListedObject, ObjectName, day_of};
+use crate::name::{ListedObject, ObjectName, day_of, split_replaced};
 use crate::object::{ArchiveObject, OBJECT_BYTES_MAX, ObjectTail};
 use crate::writer::SealedObject;
 use crate::{buckets, directory};
@@ -242,6 +242,18 @@ impl ArchiveStore {
     /// # Errors
     /// [`StoreError`]
     pub async fn objects(&self, cell: u32, day: &str) -> Result<Vec<ListedObject>, StoreError> {
+        Ok(split_replaced(self.all_objects(cell, day).await?).0)
+    }
+
+    /// Damaged objects of one day of a cell whose packs were written again under the next name.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub async fn replaced(&self, cell: u32, day: &str) -> Result<Vec<ObjectName>, StoreError> {
+        Ok(split_replaced(self.all_objects(cell, day).await?).1)
+    }
+
+    async fn all_objects(&self, cell: u32, day: &str) -> Result<Vec<ListedObject>, StoreError> {
         self.ensure_there().await?;
         let directory = self.path(&format!("{}/{day}", ObjectName::cell_directory(cell)));
         let listed: Vec<_> = self.store.list(Some(&directory)).try_collect().await?;
@@ -252,13 +264,6 @@ impl ArchiveStore {
         };
         let mut objects: Vec<_> = listed.iter().filter_map(object).collect();
         objects.sort_unstable();
-        objects.dedup_by(|later, kept| {
-            let is_again = later.name.replaces(&kept.name);
-            if is_again {
-                *kept = *later;
-            }
-            is_again
-        });
         Ok(objects)
     }
 

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use spillway_archive::checkpoint::{self, DONE_MAX, LANES_MAX};
+use spillway_archive::store::ArchiveUrl;
 use spillway_archive::{ArchiveStore, Checkpoint, ConsumerCheckpoint, LaneMark};
 use spillway_process::error::chain;
 use spillway_process::failure_log::FailureLog;
@@ -34,6 +35,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The connection, and the state that was written last.
 struct CheckpointWriter<'a> {
     access: &'a ArchiveAccess,
+    /// False until something of this cell was found in the archive, if an earlier leader archived something.
+    is_right_place: bool,
     connection: Option<Connection>,
     written: Option<(Checkpoint, Instant)>,
     /// True if a consumer has more lanes than are kept.
@@ -42,11 +45,14 @@ struct CheckpointWriter<'a> {
     unreadable: u64,
 }
 
-/// Writes a checkpoint whenever the state is another one, for as long as this instance leads.
-pub(crate) async fn run(access: &ArchiveAccess) -> Infallible {
+/// Writes a checkpoint whenever the state is another one, for as long as this instance leads. With `has_archived`, an
+/// earlier leader archived something: an archive without it is probably another place, and gets no checkpoint before
+/// its first object. `spillway forget` takes one for a sign that the archive is there.
+pub(crate) async fn run(access: &ArchiveAccess, has_archived: bool) -> Infallible {
     let every = every(access.instance.settings.max_delay);
     let mut writer = CheckpointWriter {
         access,
+        is_right_place: !has_archived,
         connection: None,
         written: None,
         has_many_lanes: false,
@@ -117,11 +123,26 @@ impl CheckpointWriter<'_> {
         access.leased().await;
         let store = ArchiveStore::open(&access.instance.settings.url);
         let store = store.map_err(|error| access.failed(&error))?;
+        if !self.is_right_place {
+            let found = checkpoint::holds_nothing_of(&store, cell).await;
+            if found.map_err(|error| access.failed(&error))? {
+                return Err(nothing_there(cell, &access.instance.settings.url));
+            }
+            self.is_right_place = true;
+        }
         let written = checkpoint::write(&store, cell, &checkpoint).await;
         written.map_err(|error| access.failed(&error))?;
         self.written = Some((checkpoint, Instant::now()));
         Ok(read_at_ms)
     }
+}
+
+/// Text for an archive that lacks what earlier leaders wrote.
+fn nothing_there(cell: u32, url: &ArchiveUrl) -> String {
+    format!(
+        "nothing of cell {cell:08x} is in the archive {url} although something was archived: is it the right place? The \
+         checkpoint is written after the first object"
+    )
 }
 
 /// Time between two checkpoints.

@@ -61,6 +61,7 @@ async fn archive(
 ) -> End {
     let lost = leader.lost.clone();
     let access = Arc::new(ArchiveAccess::new(instance.clone(), leader));
+    let has_archived = beginning.has_archived();
     let archiving = async {
         let begin = ArchiveSession::begin(access.clone(), beginning);
         match shutdown.run_until_cancelled(begin).await {
@@ -80,6 +81,6 @@ async fn archive(
             End::Stopped
         }
         never = expire::run(&access) => match never {},
-        never = checkpoint::run(&access) => match never {},
+        never = checkpoint::run(&access, has_archived) => match never {},
     }
 }

@@ -51,6 +51,14 @@ pub(crate) struct Beginning {
     pub controls: OperatorControls,
 }
 
+impl Beginning {
+    /// True if an earlier leader archived something. A consumer that begins at the end of the queue has a cursor, and
+    /// settled nothing.
+    pub(crate) fn has_archived(&self) -> bool {
+        self.mark.is_some() && self.cursor > StreamId::ZERO
+    }
+}
+
 /// One leader's work.
 pub(crate) struct ArchiveSession {
     access: Arc<ArchiveAccess>,

@@ -36,7 +36,8 @@ pub(crate) async fn put(access: &ArchiveAccess, store: &ArchiveStore, object: &S
 /// The first attempt may find an object of this name, which a leader before has written. It is read, checked and made
 /// durable: the cursor goes only over bytes that are there. In a directory, an attempt that fails may have left
 /// anything, so the next one writes over it. A bucket holds an object as a whole or not at all, and may forbid to write
-/// over one: each attempt creates it, and what an attempt before has left is read and checked.
+/// over one: each attempt creates it, and what an attempt before has left is read and checked. Without conditional puts,
+/// such a bucket denies the attempt after a lost reply.
 async fn put_as_named(
     access: &ArchiveAccess,
     store: &ArchiveStore,
@@ -47,7 +48,17 @@ async fn put_as_named(
     let is_first = Cell::new(true);
     let create = async || {
         access.leased().await;
-        store.put(object, may_trust(store.is_directory(), is_first.replace(false))).await
+        let put = store.put(object, may_trust(store.is_directory(), is_first.replace(false))).await;
+        let error = match put {
+            Err(error @ StoreError::Denied(_)) => error,
+            put => return put,
+        };
+        if store.is_directory() || !is_there(access, store, &object.name).await {
+            return Err(error);
+        }
+        let error = access.failed(&error);
+        tracing::warn!(error, name = %object.name, "an object of this name is there already");
+        Ok(PutOutcome::Exists)
     };
     if access.until_done(WHAT, create).await == PutOutcome::Written {
         return Ok(());
@@ -72,6 +83,13 @@ async fn put_as_named(
         }
     };
     access.until_done(WHAT, replace).await
+}
+
+/// True if the archive holds an object of this name, damaged or not.
+async fn is_there(access: &ArchiveAccess, store: &ArchiveStore, name: &ObjectName) -> bool {
+    let keys = access.instance.settings.keys.ring();
+    let read = store.object(name, &keys).await;
+    matches!(read, Ok(_) | Err(StoreError::Bad(..) | StoreError::NoKey(..)))
 }
 
 /// Name to use after a damaged object could not be written over; `None` if that is to be tried again. An archive that

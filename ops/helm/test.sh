@@ -150,6 +150,21 @@ topologySpreadConstraints:
   - {maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {a: b}}}
 priorityClassName: high
 VALUES
+  good routes 'name: downstreamer-billing' 'value: "0.0.0.0:9822"' 'value: "billing"' 'value: "orders/\*"' \
+    'value: "256MiB"' 'value: "64MiB"' 'containerPort: 9823' 'targetPort: admin-9823' 'port: admin-9822, protocol' \
+    'port: admin-9823$' 'memory: 3Gi' <<'VALUES'
+downstreamers:
+  - {name: billing, port: 9822, downstreamAppUrl: "https://billing.example.com", settings: {ONLY_TOPICS: "orders/*"}}
+  - name: catalogue
+    port: 9823
+    downstreamAppUrl: "discard:"
+    settings: {EXCEPT_TOPICS: "orders/*", DEAD_MAX: 64MiB}
+    extraVolumeMounts: [{name: files, mountPath: /etc/spillway/files, readOnly: true}]
+    resources: {limits: {memory: 3Gi}}
+extraVolumes: [{name: files, secret: {secretName: files}}]
+networkPolicy: {enabled: true}
+metrics: {serviceMonitor: {enabled: true}}
+VALUES
   good external 'value: "rediss://redis:6380/0"' 'name: cell-spillway$' <<'VALUES'
 redis: {externalUrl: "rediss://redis:6380/0"}
 spill: {enabled: false}
@@ -210,10 +225,32 @@ receiver: {settings: {SHOPIFY_CLIENT_SECRET: hush}}"
 receiver: {enabled: false}"
   bad 'KAFKA_URL is required' <<<"$BASE
 kafkaProducer: {enabled: true}"
+  bad 'two have the same name' <<<"$BASE
+downstreamers: [{name: a, port: 9822, downstreamAppUrl: 'discard:'}, {name: a, port: 9823, downstreamAppUrl: 'discard:'}]"
+  bad 'two have the same port' <<<"$BASE
+downstreamers: [{name: a, port: 9822, downstreamAppUrl: 'discard:'}, {name: b, port: 9822, downstreamAppUrl: 'discard:'}]"
+  bad '/downstreamers/0/port' <<<"$BASE
+downstreamers: [{name: a, port: 9812, downstreamAppUrl: 'discard:'}]"
+  bad '/downstreamers/0/name' <<<"$BASE
+downstreamers: [{name: http, port: 9822, downstreamAppUrl: 'discard:'}]"
+  bad '/downstreamers/0.*downstreamAppUrl' <<<"$BASE
+downstreamers: [{name: a, port: 9822}]"
+  bad '/downstreamers/0/settings' <<<"$BASE
+downstreamers: [{name: a, port: 9822, downstreamAppUrl: 'discard:', settings: {CONSUMER: b}}]"
   bad 'ARCHIVE_URL is required' <<<"$BASE
 archiver: {enabled: true}"
   bad '/forget/every' <<<"$BASE
 forget: {every: hourly}"
+  bad '/forget/every' <<<"$BASE
+forget: {every: 0s}"
+  bad 'REDACT_WITHIN' <<<"$BASE
+forget: {settings: {REDACT_WITHIN: 0s}}"
+  bad 'REDACT_WITHIN' <<<"$BASE
+archiver: {enabled: true, settings: {ARCHIVE_URL: 's3://bucket', REDACT_WITHIN: 30M}}"
+  bad 'FORGET_CELLS' <<<"$BASE
+forget: {settings: {FORGET_CELLS: 12345678}}"
+  bad 'FORGET_PATIENCE' <<<"$BASE
+forget: {settings: {FORGET_PATIENCE: soon}}"
   bad '/persistence/size' <<<"$BASE
 persistence: {size: 20GiB}"
   bad '/spill/max' <<<"$BASE
@@ -292,7 +329,7 @@ by_api_server() {
   mapfile -t crds < <(crds)
   api apply --server-side --filename "$(IFS=, && echo "${crds[*]}")" >&2
   api wait --for condition=established --timeout 60s crd --all >&2
-  for rendered in "$work"/{defaults,all,external,external-spill,archive-directory,last-drains,own-secret,secrets-of-shops}.yaml; do
+  for rendered in "$work"/{defaults,all,routes,external,external-spill,archive-directory,last-drains,own-secret,secrets-of-shops}.yaml; do
     api apply --namespace apps --server-side --dry-run=server --warnings-as-errors --filename "$rendered" >&2 ||
       fail "the API server refuses $(basename "$rendered")"
     # A pod needs its account to be there.

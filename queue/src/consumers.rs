@@ -202,7 +202,7 @@ fn parse_cell(cell: &str) -> Result<u32, QueueError> {
 /// held back. Returns true if it was registered.
 ///
 /// # Errors
-/// [`QueueError`] from Redis.
+/// [`QueueError::Restoring`] while the queue is restored from an archive; others from Redis.
 pub async fn forget(
     redis: &Redis,
     connection: &mut Connection,
@@ -218,6 +218,7 @@ pub async fn forget(
         .key(keys.counts())
         .key(keys.consumers())
         .key(keys.shares())
+        .key(keys.rebuild())
         .key(own.leader())
         .key(own.instance())
         .key(own.done())

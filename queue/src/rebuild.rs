@@ -8,11 +8,12 @@
 
 use rand::RngExt as _;
 use redis::{Script, ScriptInvocation};
-use spillway_webhook::StreamId;
+use spillway_webhook::{StreamId, WebhookId};
 
 use crate::connect::{Connection, Redis};
 use crate::consumers::ConsumerKind;
 use crate::error::QueueError;
+use crate::redactions::note_value;
 
 /// Restoration of a queue according to one plan.
 pub struct Rebuild {
@@ -59,6 +60,17 @@ pub struct RebuiltConsumer {
     pub open: u64,
 }
 
+/// A redaction that was delivered and not carried out: it is noted again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RebuiltNote {
+    /// Id of its webhook.
+    pub webhook: WebhookId,
+    /// Consumer that the note names.
+    pub consumer: String,
+    /// A pack of one: the webhook as it was received.
+    pub pack: Vec<u8>,
+}
+
 /// The whole queue, once all entries are written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RebuiltQueue {
@@ -74,6 +86,8 @@ pub struct RebuiltQueue {
     pub trimmed: u64,
     /// Consumers.
     pub consumers: Vec<RebuiltConsumer>,
+    /// Redactions that are not carried out.
+    pub notes: Vec<RebuiltNote>,
 }
 
 impl RebuiltEntry {
@@ -133,7 +147,7 @@ impl Rebuild {
         Ok(call.invoke_async(connection).await?)
     }
 
-    /// Puts the restored queue in place of the empty one.
+    /// Puts the restored queue in place of the empty one, and notes its redactions.
     ///
     /// # Errors
     /// As [`add`](Self::add), and [`QueueError::NotPlanned`] when Redis has a consumer that is not in `queue`. Nothing
@@ -149,6 +163,10 @@ impl Rebuild {
         call.arg(queue.appended).arg(queue.trimmed);
         // It has the form of a settlement's mark, and is none of any leader.
         call.arg(format!("restored:{}", queue.entries)).arg(&self.mark);
+        call.arg(queue.notes.len());
+        for note in &queue.notes {
+            call.arg(note.webhook.to_string()).arg(note_value(&note.consumer, &note.pack));
+        }
         for one in &queue.consumers {
             let kind = one.kind.map_or("", ConsumerKind::label);
             call.arg(&one.name).arg(kind).arg(one.cursor.to_string());
@@ -228,5 +246,6 @@ fn end_keys<'a>(script: &'a Script, redis: &Redis) -> ScriptInvocation<'a> {
     let mut call = script.prepare_invoke();
     call.key(keys.stream()).key(keys.rebuild()).key(keys.rebuild_stream());
     call.key(keys.cell()).key(keys.counts()).key(keys.consumers());
+    call.key(keys.redactions()).key(keys.redactions_noted());
     call
 }

@@ -70,9 +70,14 @@ pub async fn note(
     webhook: WebhookId,
     pack: &[u8],
 ) -> Result<bool, QueueError> {
-    let value = [consumer.as_bytes(), b" ", pack].concat();
+    let value = note_value(consumer, pack);
     let arguments = [b"note".to_vec(), webhook.to_string().into_bytes(), value];
     Ok(call(redis, connection, &arguments).await? == 1)
+}
+
+/// Value of a note.
+pub(crate) fn note_value(consumer: &str, pack: &[u8]) -> Vec<u8> {
+    [consumer.as_bytes(), b" ", pack].concat()
 }
 
 /// Notes an order by hand, with its number, before its purge begins, so that one which is cut off is finished by the next

@@ -78,9 +78,14 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
         return Err(code);
     }
     let mut first: Cli = parse_flags()?;
-    // The parser drops those before the subcommand if there are others after it.
-    let all = env_files(std::env::args_os(), Some("-e"));
-    let mut files = if all.len() > first.env_files.len() { all } else { first.env_files };
+    let seen = env_files(std::env::args_os(), Some("-e"));
+    let Some(mut files) = all_env_files(seen, std::mem::take(&mut first.env_files)) else {
+        eprintln!(
+            "spillway: several files of settings, and one of them among other short flags, such as -ye FILE: write \
+             --env-file FILE for each"
+        );
+        return Err(ExitCode::from(exit::CONFIG));
+    };
     if let Command::Config(arguments) = &mut first.command {
         arguments.env_files = files;
         return Ok(first.command);
@@ -99,12 +104,30 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
     Ok(parse_flags::<Cli>()?.command)
 }
 
+/// Files that were given, out of those that a look at the arguments saw and those that the parser kept. The parser drops
+/// those before the subcommand if there are others after it; the look misses those in a cluster of short flags. `None`
+/// if both may have missed one.
+fn all_env_files(seen: Vec<PathBuf>, parsed: Vec<PathBuf>) -> Option<Vec<PathBuf>> {
+    if is_within(&parsed, &seen) {
+        return Some(seen);
+    }
+    is_within(&seen, &parsed).then_some(parsed)
+}
+
+/// True if all of `part` are in `whole`, in this order.
+fn is_within(part: &[PathBuf], whole: &[PathBuf]) -> bool {
+    let mut rest = whole.iter();
+    part.iter().all(|one| rest.any(|other| other == one))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use clap::CommandFactory;
     use spillway_process::setting_names::SETTING_NAMES;
 
-    use super::Cli;
+    use super::{Cli, all_env_files};
 
     /// Flags with a name of their own: the secret that signs a test webhook.
     const SHORTER: [&str; 2] = ["secret", "secret-file"];
@@ -152,6 +175,22 @@ mod tests {
         let cli = Cli::try_parse_from(["spillway", "status", "-e", "a", "--env-file=b"]);
         let files = cli.expect("good flags").env_files;
         assert_eq!(files, ["a", "b"].map(std::path::PathBuf::from));
+    }
+
+    #[test]
+    fn no_env_file_is_dropped_silently() {
+        let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let all = |seen: &[&str], parsed: &[&str]| all_env_files(paths(seen), paths(parsed));
+        // `-e a status -e b`: the parser keeps the last one.
+        assert_eq!(all(&["a", "b"], &["b"]), Some(paths(&["a", "b"])));
+        assert_eq!(all(&["a"], &["a"]), Some(paths(&["a"])));
+        assert_eq!(all(&[], &[]), Some(Vec::new()));
+        // `forget -ye a`, and `forget -e a -ye b`: the parser has them all.
+        assert_eq!(all(&[], &["a"]), Some(paths(&["a"])));
+        assert_eq!(all(&["a"], &["a", "b"]), Some(paths(&["a", "b"])));
+        // `-e a -e b forget -ye c`, and `-e a forget -e b -ye c`: nobody has them all.
+        assert_eq!(all(&["a", "b"], &["c"]), None);
+        assert_eq!(all(&["a", "b"], &["b", "c"]), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod archive;
 mod backend;
+mod compliance;
 mod endpoints;
 mod finding;
 mod queue;

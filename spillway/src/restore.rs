@@ -373,8 +373,8 @@ async fn write(
         return Err(Failure::Failed("the archive changed meanwhile: run this again".to_owned()));
     }
     let end = KnownEnd::of(basis.checkpoint.as_ref(), source.span.1);
-    let queue = planner.queue(basis.cell, end, at_end(&names, &target.status));
-    basis.notes.write(&target.redis, connection).await?;
+    let mut queue = planner.queue(basis.cell, end, at_end(&names, &target.status));
+    queue.notes = basis.notes.rebuilt();
     Ok(rebuild.finish(connection, &queue).await?)
 }
 

@@ -1,7 +1,8 @@
-//! A bucket that forbids to write over objects, as one with retention or with a policy that asks for `If-None-Match`.
+//! A bucket that forbids to write over objects. Its policy asks for `If-None-Match`, or it does not know that.
 //! It speaks as much of S3 as an archiver and a reader need, and its objects are files.
 //!
-//! Of the first object it keeps a half, and says that it failed: the object is damaged from then on.
+//! Of the first object it keeps a half, and says that it failed: the object is damaged from then on. A bucket without
+//! `If-None-Match` keeps all of it, and says the same. A story can ask for another one.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -31,7 +32,9 @@ pub struct LockedBucket {
 #[derive(Debug)]
 struct LockedFiles {
     root: PathBuf,
-    has_damaged: AtomicBool,
+    /// True if objects are written with `If-None-Match` alone.
+    is_conditional: bool,
+    has_failed: AtomicBool,
     refused: AtomicU64,
 }
 
@@ -39,15 +42,27 @@ struct LockedFiles {
 type BucketAnswer = (&'static str, String, Vec<u8>);
 
 impl LockedBucket {
-    /// Starts an empty bucket, whose objects are in this directory.
+    /// Starts an empty bucket, whose objects are in this directory, and which asks for `If-None-Match`.
     pub async fn start(directory: &Path) -> Self {
+        Self::start_with(directory, true).await
+    }
+
+    /// The same without `If-None-Match`.
+    pub async fn start_unconditional(directory: &Path) -> Self {
+        Self::start_with(directory, false).await
+    }
+
+    async fn start_with(directory: &Path, is_conditional: bool) -> Self {
         let root = directory.to_owned();
         std::fs::create_dir_all(root.join(PREFIX)).expect("make a bucket");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bind a bucket");
         let address: SocketAddr = listener.local_addr().expect("the bucket's address");
-        let files =
-            LockedFiles { root, has_damaged: AtomicBool::new(false), refused: AtomicU64::new(0) };
-        let files = Arc::new(files);
+        let files = Arc::new(LockedFiles {
+            root,
+            is_conditional,
+            has_failed: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
+        });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&files)));
         Self { files, endpoint: format!("http://{address}"), accepting }
     }
@@ -64,18 +79,26 @@ impl LockedBucket {
 
     /// Settings with which it is reached.
     pub fn settings(&self) -> Vec<(&str, &str)> {
+        let conditional_put = if self.files.is_conditional { "etag" } else { "disabled" };
         vec![
+            ("AWS_CONDITIONAL_PUT", conditional_put),
             ("AWS_ENDPOINT", self.endpoint.as_str()),
             ("AWS_ALLOW_HTTP", "true"),
             ("AWS_REGION", "us-east-1"),
             ("AWS_ACCESS_KEY_ID", "story"),
             ("AWS_SECRET_ACCESS_KEY", "hush"),
+            ("AWS_DISABLE_BULK_DELETE", "true"),
         ]
     }
 
-    /// Attempts to write over an object, which were refused.
+    /// Attempts to write over an object, or to write one without `If-None-Match`, which were refused.
     pub fn refused(&self) -> u64 {
         self.files.refused.load(Ordering::SeqCst)
+    }
+
+    /// Does with the next object that is written what it did with the first one.
+    pub fn fail_next(&self) {
+        self.files.has_failed.store(false, Ordering::SeqCst);
     }
 }
 
@@ -116,6 +139,7 @@ impl LockedFiles {
             ("GET", "") => Ok(self.list(query)),
             ("GET", key) => self.get(key, head.headers.text("range")),
             ("PUT", key) => self.put(key, body, head.headers.get("if-none-match").is_some()),
+            ("DELETE", key) if key.ends_with(".spwa") => self.delete(key),
             _ => Ok(("403 Forbidden", String::new(), Vec::new())),
         }
     }
@@ -123,20 +147,29 @@ impl LockedFiles {
     fn put(&self, key: &str, body: &[u8], is_conditional: bool) -> io::Result<BucketAnswer> {
         let path = self.root.join(key);
         let is_object = key.ends_with(".spwa");
-        if is_object && path.exists() {
-            if is_conditional {
-                return Ok(("412 Precondition Failed", String::new(), Vec::new()));
-            }
+        let is_there = is_object && path.exists();
+        if is_there && is_conditional {
+            return Ok(("412 Precondition Failed", String::new(), Vec::new()));
+        }
+        if is_there || (is_object && is_conditional != self.is_conditional) {
             self.refused.fetch_add(1, Ordering::SeqCst);
             return Ok(("403 Forbidden", String::new(), Vec::new()));
         }
         std::fs::create_dir_all(path.parent().expect("a directory"))?;
-        if is_object && !self.has_damaged.swap(true, Ordering::SeqCst) {
-            std::fs::write(path, &body[..body.len() / 2])?;
+        if is_object && !self.has_failed.swap(true, Ordering::SeqCst) {
+            let kept = if self.is_conditional { body.len() / 2 } else { body.len() };
+            std::fs::write(path, &body[..kept])?;
             return Ok(("500 Internal Server Error", String::new(), Vec::new()));
         }
         std::fs::write(path, body)?;
         Ok(("200 OK", "ETag: \"e\"\r\n".to_owned(), Vec::new()))
+    }
+
+    fn delete(&self, key: &str) -> io::Result<BucketAnswer> {
+        match std::fs::remove_file(self.root.join(key)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(("200 OK", String::new(), Vec::new())),
+        }
     }
 
     fn get(&self, key: &str, range: Option<&str>) -> io::Result<BucketAnswer> {

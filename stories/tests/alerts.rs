@@ -23,6 +23,7 @@ use stories::feed::{Feed, Trickle};
 use stories::kafka_server::KafkaServer;
 use stories::ledger::{Event, Ledger};
 use stories::load::Running;
+use stories::locked_bucket::LockedBucket;
 use stories::port;
 use stories::process::Recipe;
 use stories::prometheus::Prometheus;
@@ -234,6 +235,7 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
         watched.spill().await;
         watched.routes().await;
         watched.checkpoint().await;
+        watched.damaged_object().await;
         watched.certificates().await;
         report(&watched.table);
     } else {
@@ -477,6 +479,31 @@ impl Watched {
         self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
         let fault = "the archiver may not write over `consumers.json`";
         self.fire(fault, &["SpillwayCheckpointOld"]).await;
+    }
+
+    /// An archiver whose first object is damaged, in a bucket that forbids to write over it.
+    async fn damaged_object(&mut self) {
+        let cell = Cell::beside();
+        let _redis = cell.redis(&[]).await;
+        let receiver = cell.receiver(&[]).await;
+        let bucket = LockedBucket::start(&cell.directory().join("locked")).await;
+        let settings = [&bucket.settings()[..], &[("ARCHIVE_MAX_DELAY", "1s")]].concat();
+        let archiver = cell.archiver(&bucket.url(), &settings);
+        archiver.ready().await;
+        let targets = [
+            ("127.0.0.1:9811", receiver.admin_address()),
+            ("127.0.0.1:9812", archiver.admin_address()),
+            ("127.0.0.1:9813", port::free()),
+        ];
+        let configuration = shipped(cell.directory(), &targets);
+        self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
+        until("prometheus has seen the counter", SOON, async || {
+            self.prometheus.values("spillway_archive_renamed_total").await == [0.0]
+        })
+        .await;
+        Connection::to(receiver.address()).await.post(&Webhook::any()).await.expect_stored();
+        let fault = "an object is damaged in a bucket that forbids to write over it";
+        self.fire(fault, &["SpillwayArchiveRenamed"]).await;
     }
 
     /// Another receiver, with a certificate of two days, and then with a key that is none.

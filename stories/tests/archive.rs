@@ -284,3 +284,22 @@ async fn the_doctor_shows_the_lag_of_the_archive_and_its_checkpoint() {
     let told = archiving.doctor(&nowhere).await;
     assert!(told.contains("problem  the archive cannot be opened"), "{told}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_place_gets_no_checkpoint_before_its_first_object() {
+    let mut archiving = Archiving::start(&[]).await;
+    archiving.post(1..4).await;
+    archiving.archiver.sigterm();
+    assert!(archiving.archiver.exit(SOON).await.success());
+    let archive = ArchiveDirectory::new(&archiving.cell.directory().join("other"));
+    archiving.archiver = archiving.cell.archiver(&archive.url(), &[SOON_WRITTEN]);
+    let warned = async || archiving.archiver.output().contains("is it the right place?");
+    until("it says that nothing is there", SOON, warned).await;
+    let entries = || fs::read_dir(archive.path()).expect("a directory").count();
+    assert_eq!(entries(), 0, "a purge would take a checkpoint for the archive");
+    archiving.post(4..5).await;
+    let cell: String = archiving.redis.command(&["GET", "{spillway}:cell"]).await;
+    let checkpoint = archive.path().join(cell).join("consumers.json");
+    until("the checkpoint is written", SOON, async || checkpoint.exists()).await;
+    assert_eq!((archive.objects().len(), archiving.archive.webhooks().len()), (1, 3));
+}

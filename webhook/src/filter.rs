@@ -86,10 +86,15 @@ impl ConsumerFilter {
     /// True if the consumer delivers a webhook with these properties.
     pub fn matches(&self, webhook: &RoutingFacts<'_>) -> bool {
         let RoutingFacts { topic, shop, path, app } = webhook;
-        self.topics.takes(|pattern| is_topic_match(pattern, topic))
+        self.takes_topic(topic)
             && self.shops.takes(|domain| shop.eq_ignore_ascii_case(domain.as_bytes()))
             && self.paths.takes(|pattern| is_path_match(pattern, path))
             && self.apps.takes(|name| *app == name.as_bytes())
+    }
+
+    /// True if a webhook of this topic may match. Shops, paths and apps are not looked at.
+    pub fn takes_topic(&self, topic: &[u8]) -> bool {
+        self.topics.takes(|pattern| is_topic_match(pattern, topic))
     }
 
     /// JSON of the filter, as it is published.
@@ -193,6 +198,19 @@ mod tests {
         ] {
             assert_eq!(is_match(&topics(only, except), ORDER), expected, "{only:?} {except:?}");
         }
+    }
+
+    #[test]
+    fn a_topic_may_match_whatever_the_other_lists_are() {
+        let some_shops = ConsumerFilter {
+            shops: lists(&["a.example"], &[]),
+            ..topics(&["orders/*", "shop/redact"], &["orders/paid"])
+        };
+        assert!(some_shops.takes_topic(b"shop/redact") && some_shops.takes_topic(b"orders/create"));
+        assert!(
+            !some_shops.takes_topic(b"orders/paid") && !some_shops.takes_topic(b"app/uninstalled")
+        );
+        assert!(ConsumerFilter::default().takes_topic(b"shop/redact"));
     }
 
     #[test]

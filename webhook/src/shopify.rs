@@ -161,10 +161,14 @@ fn by_built_names<'a>(
     headers.value(own).or_else(|| headers.value(other))
 }
 
+/// Mandatory privacy topics. Source: Shopify, "Privacy law compliance".
+pub const COMPLIANCE_TOPICS: [&str; 3] =
+    ["customers/data_request", "customers/redact", "shop/redact"];
+
 /// True for the mandatory privacy topics. They are never refused for their age, dropped, coalesced
-/// or aged out. Source: Shopify, "Privacy law compliance".
+/// or aged out.
 pub fn is_compliance(topic: &[u8]) -> bool {
-    matches!(topic, b"customers/data_request" | b"customers/redact" | b"shop/redact")
+    COMPLIANCE_TOPICS.iter().any(|one| one.as_bytes() == topic)
 }
 
 /// True for topics with which everything else of their shop stays in order. The webhooks sent

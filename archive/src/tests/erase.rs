@@ -88,8 +88,10 @@ async fn an_object_is_replaced_also_after_it_was_cut_off_at_any_moment() {
         store.put(&sealed, true).await.expect("a put");
         erase::replace(&store, &keys, &sealed.name, &new()).await.expect("it is replaced");
         listed(&store, &first).await;
-        // A file of that name that is damaged is written again.
+        // What is there is not written over: its bytes, with another key, stay.
         let path = directory.path().join(first.name.to_string());
+        assert_eq!(std::fs::read(&path).expect("its bytes"), whole(&first));
+        // A file of that name that is damaged is written again.
         std::fs::write(&path, "half").expect("damage it");
         store.put(&sealed, true).await.expect("a put");
         erase::replace(&store, &keys, &sealed.name, &new()).await.expect("it is replaced");

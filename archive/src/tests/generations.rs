@@ -16,12 +16,22 @@ async fn of_a_damaged_object_and_the_one_in_its_place_only_the_latter_counts() {
     assert_eq!(store.put(&second, true).await.expect("a put"), PutOutcome::Written);
     let listed = store.objects(CELL, "2026-01-01").await.expect("a list");
     assert_eq!(listed.iter().map(|object| object.name).collect::<Vec<_>>(), [second.name]);
+    assert_eq!(store.replaced(CELL, "2026-01-01").await.expect("a list"), [first.name]);
     let newest = store.newest_before(CELL, id(99, 0)).await.expect("a list");
     assert_eq!(newest.map(|object| object.name), Some(second.name));
     assert_eq!(read(&store, keys, id(0, 0), id(99, 0)).await, (packs, 1));
 
+    // It may be damaged, too.
+    let mut third = second.clone();
+    third.name = second.name.next_generation().expect("a name");
+    assert_eq!(store.put(&third, true).await.expect("a put"), PutOutcome::Written);
+    let listed = store.objects(CELL, "2026-01-01").await.expect("a list");
+    assert_eq!(listed.iter().map(|object| object.name).collect::<Vec<_>>(), [third.name]);
+    let replaced = store.replaced(CELL, "2026-01-01").await.expect("a list");
+    assert_eq!(replaced, [first.name, second.name]);
+
     // What was damaged holds personal data, too: it goes with the object that counts.
-    store.delete(&second.name).await.expect("it is deleted");
+    store.delete(&third.name).await.expect("it is deleted");
     assert!(!path.exists(), "the damaged one");
     assert!(!directory.path().join(second.name.to_string()).exists());
 }

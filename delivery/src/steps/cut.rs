@@ -255,7 +255,7 @@ pub(crate) fn may_send<C: Content>(core: &Core<C>, lane: &Lane) -> bool {
 
 /// Cuts the newer half off a window. It is filled again at `refill_at`, or when it is empty.
 /// Returns true if that made room.
-fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> bool {
+pub(crate) fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> bool {
     let Some(lane) = core.queue.lanes.get(key) else { return false };
     let is_kept = core.queue.unread.kept.contains(&key);
     if lane.reading.is_some() || lane.window.count < 2 || is_kept {

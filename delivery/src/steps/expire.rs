@@ -88,7 +88,12 @@ fn expire_next<C: Content>(core: &mut Core<C>, key: LaneKey) -> bool {
         for was_tried in [false, true] {
             let index = &core.queue.index;
             let Some(lane) = core.queue.lanes.get_mut(key) else { return false };
-            let is_ready = |position, resource| index.is_ready(key, resource, position);
+            // After a cut, the head may be a replay of the webhook that was listed: it has the same
+            // position, and does not expire.
+            let is_ready = |position, resource| {
+                index.is_ready(key, resource, position)
+                    && index.head_node(resource).is_some_and(|head| !head.is_replay)
+            };
             let Some(resource) = lane.ready.peek_accepted(class, was_tried, is_ready) else {
                 continue;
             };
@@ -97,7 +102,8 @@ fn expire_next<C: Content>(core: &mut Core<C>, key: LaneKey) -> bool {
             let newest = recorded_lead(core, resource).unwrap_or(head).max(head);
             let queued = RetryKey::Queued(newest);
             let of_newest = spent::spent(core, key, queued, newest, About::Shop);
-            let own = core.queue.retries.get(head).map_or(Duration::ZERO, |retry| retry.spent);
+            let own = core.queue.retries.of_head(&core.queue.index, resource);
+            let own = own.map_or(Duration::ZERO, |retry| retry.spent);
             let Some(excess) = of_newest.max(own).checked_sub(expires_after) else { continue };
             let kind = ReadyKind { was_tried, is_replay: false };
             return match pick::take_from(core, shop, key, class, kind) {
@@ -156,4 +162,41 @@ fn expire_turn<C: Content>(core: &mut Core<C>, turn: Turn, excess: Duration) -> 
     give_up::end_as_dead_letter(core, turn.resource, letter, bytes, fingerprint);
     core.ledger.expired += 1;
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Loaded;
+    use crate::state::resource::Step;
+    use crate::steps::cut;
+    use crate::steps::sample::{self, at};
+
+    /// A webhook and its replay, which have the same position, wait in a lane that fails, and a cut drops the webhook.
+    #[test]
+    fn a_replay_does_not_expire_in_place_of_its_webhook_that_was_cut_off() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let mut core = sample::core(1_000_000, Loaded::default());
+        core.config.tuning.expiry_grace = Duration::ZERO;
+        core.session.are_replays_loaded = true;
+        core.session.now.at = 2 * SECOND;
+        core.session.lease_until = 60 * SECOND;
+        core.session.dead_room = 1_000_000;
+        let [key, _] = sample::lanes(&mut core);
+        let other = sample::add(&mut core, key, 6, at(10), false);
+        core.queue.step(other, Step::Blocked(HeadState::Retrying));
+        let resource = sample::add(&mut core, key, 7, at(20), false);
+        assert_eq!(sample::add(&mut core, key, 7, at(20), true), resource);
+        let lane = core.queue.lanes.get_mut(key).expect("a lane");
+        lane.flow.failures.add(SECOND, 2 * SECOND);
+        assert!(cut::cut(&mut core, key, Duration::ZERO));
+        assert!(core.queue.index.head_node(resource).expect("a head").is_replay);
+
+        core.queue.expiry.lanes.insert(key);
+        expire_overdue(&mut core);
+        assert!(core.reading.wanted.is_empty(), "its bytes are not read to give it up");
+        assert_eq!(core.queue.index.state(resource), Some(HeadState::Ready));
+        let lane = core.queue.lanes.get(key).expect("a lane");
+        assert!(lane.ready.contains(at(20), resource));
+    }
 }

@@ -1,8 +1,12 @@
 #!lua flags=allow-oom
 -- Removes a consumer with its cursor, replays, lanes and dead letters. Frees the entries that only
 -- it held back.
--- KEYS  1 stream  2 counts  3 consumers  4 shares  5... the consumer's own keys
+-- KEYS  1 stream  2 counts  3 consumers  4 shares  5 rebuild  6... the consumer's own keys
 -- ARGV  1 consumer
+-- The plan of a restoration has the consumer, which would come back at its end.
+if redis.call('EXISTS', KEYS[5]) == 1 then
+  return redis.error_reply('RESTORING the queue is being restored from an archive')
+end
 local gone = redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 for _, count in ipairs({'through:', 'open:', 'lanes:', 'oldest:'}) do
   redis.call('HDEL', KEYS[2], count .. ARGV[1])
@@ -10,7 +14,7 @@ end
 redis.call('HDEL', KEYS[3], ARGV[1])
 redis.call('HDEL', KEYS[4], ARGV[1])
 -- Not DEL: dead letters may be a gigabyte, and Redis serves no client while DEL frees them.
-redis.call('UNLINK', unpack(KEYS, 5))
+redis.call('UNLINK', unpack(KEYS, 6))
 local function parts(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   return tonumber(ms), tonumber(seq)

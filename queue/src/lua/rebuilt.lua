@@ -1,10 +1,12 @@
 #!lua flags=allow-oom
 -- Ends the restoration of a queue: puts it in place of the empty one, with the consumers' cursors, or removes it.
--- KEYS  1 stream  2 rebuild  3 rebuilt stream  4 cell  5 counts  6 consumers
+-- KEYS  1 stream  2 rebuild  3 rebuilt stream  4 cell  5 counts  6 consumers  7 redactions
+--       8 times at which they were noted
 -- ARGV  1 finish | abandon | release  2 prefix
 --       release: 3 mark; removes it if the restoration has no plan yet
 --       finish: 3 plan  4 entries  5 cell  6 last id  7 webhooks appended  8 webhooks trimmed
 --               9 mark of settlements  10 mark of the restoration
+--               11 number of redactions to note again, then for each: Spillway-Id, value
 --               then for each consumer: name, kind ('' = not known), cursor, entries up to it, webhooks up to it,
 --               webhooks settled after it
 local function done(consumer) return ARGV[2] .. 'rebuild:done:' .. consumer end
@@ -31,9 +33,10 @@ end
 if redis.call('XLEN', KEYS[1]) > 0 then
   return redis.error_reply('NOTEMPTY the queue holds webhooks')
 end
+local first = 12 + 2 * tonumber(ARGV[11])
 -- Counts and cursors are set for the consumers that the plan knows, and nothing may wait for them elsewhere.
 local planned = {}
-for at = 11, #ARGV, 6 do planned[ARGV[at]] = true end
+for at = first, #ARGV, 6 do planned[ARGV[at]] = true end
 for _, name in ipairs(redis.call('HKEYS', KEYS[6])) do
   if redis.call('XLEN', ARGV[2] .. name .. ':replays') > 0
     or tonumber(redis.call('HGET', KEYS[5], 'lanes:' .. name) or 0) > 0 then
@@ -63,7 +66,7 @@ redis.call('DEL', KEYS[1])
 if redis.call('EXISTS', KEYS[3]) == 1 then redis.call('RENAME', KEYS[3], KEYS[1]) end
 redis.call('SET', KEYS[4], ARGV[5])
 redis.call('HSET', KEYS[5], 'appended', ARGV[7], 'trimmed', ARGV[8])
-for at = 11, #ARGV, 6 do
+for at = first, #ARGV, 6 do
   local name, kind, cursor = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local own = ARGV[2] .. name
   redis.call('XGROUP', 'CREATE', KEYS[1], name, cursor, 'MKSTREAM', 'ENTRIESREAD', ARGV[at + 3])
@@ -75,6 +78,13 @@ for at = 11, #ARGV, 6 do
   redis.call('SET', own .. ':settled', ARGV[9])
   redis.call('HSETNX', KEYS[6], name, 0)
   if kind ~= '' then redis.call('HSETNX', own .. ':instance', 'kind', kind) end
+end
+local time = redis.call('TIME')
+local now = time[1] .. string.sub(string.format('%06d', time[2]), 1, 3)
+for at = 12, first - 1, 2 do
+  if redis.call('HSETNX', KEYS[7], ARGV[at], ARGV[at + 1]) == 1 then
+    redis.call('ZADD', KEYS[8], now, ARGV[at])
+  end
 end
 redis.call('XSETID', KEYS[1], last)
 redis.call('DEL', KEYS[2])

@@ -2,14 +2,15 @@
 
 use spillway_queue::QueueError;
 use spillway_queue::checkpoint::read_state;
-use spillway_queue::consumers::{ConsumerKind, StartAt, cell, register};
+use spillway_queue::consumers::{ConsumerKind, StartAt, cell, forget, register};
 use spillway_queue::lane::{KeyScheme, LaneChanges, LaneRow};
 use spillway_queue::rebuild::{
-    Rebuild, RebuiltConsumer, RebuiltEntry, RebuiltQueue, abandon, hold, release,
+    Rebuild, RebuiltConsumer, RebuiltEntry, RebuiltNote, RebuiltQueue, abandon, hold, release,
 };
+use spillway_queue::redactions;
 use spillway_queue::settle::Settlement;
 use spillway_queue::status;
-use spillway_webhook::{Changes, Position, Spans, StreamId};
+use spillway_webhook::{Changes, Position, Spans, StreamId, WebhookId};
 
 use crate::consumer::{TestConsumer, up_to};
 use crate::server::Server;
@@ -50,6 +51,7 @@ fn queue() -> RebuiltQueue {
         appended: 106,
         trimmed: 100,
         consumers: vec![http, archive],
+        notes: Vec::new(),
     }
 }
 
@@ -185,6 +187,56 @@ async fn a_plan_is_carried_out_only_under_the_mark_with_which_it_was_made() {
     }
     assert!(!release(&redis, &mut connection, &held).await.expect("redis answers"));
     other.finish(&mut connection, &one).await.expect("it is complete");
+}
+
+#[tokio::test]
+async fn redactions_are_noted_with_the_restored_queue_or_not_at_all() {
+    let server = Server::start(&[]).await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    let names = NAMES.map(str::to_owned);
+    let note = |ms| RebuiltNote {
+        webhook: WebhookId { cell: 0xa1b2_c3d4, entry: id(ms), index: 1 },
+        consumer: "restored".to_owned(),
+        pack: format!("pack {ms}").into_bytes(),
+    };
+    let queue = RebuiltQueue { entries: 1, notes: vec![note(3), note(4)], ..queue() };
+    let held = hold(&redis, &mut connection).await.expect("held");
+    let late = Rebuild::new(redis.clone(), "one".to_owned(), &held);
+    late.begin(&mut connection, &names).await.expect("it begins");
+    late.add(&mut connection, 0, &[entry(5, &[])]).await.expect("written");
+    assert!(abandon(&redis, &mut connection).await.expect("removed"));
+    let refused = late.finish(&mut connection, &queue).await;
+    assert!(matches!(refused, Err(QueueError::NotPlanned)), "{refused:?}");
+    assert_eq!(server.command::<u64>(&["DBSIZE"]).await, 0, "nothing was changed");
+
+    let rebuild = rebuild(&server, "one").await;
+    rebuild.begin(&mut connection, &names).await.expect("it begins");
+    rebuild.add(&mut connection, 0, &[entry(5, &[])]).await.expect("written");
+    rebuild.finish(&mut connection, &queue).await.expect("it is complete");
+    let pending = redactions::pending(&redis, &mut connection).await.expect("they are read");
+    let mut noted: Vec<_> = pending
+        .noted
+        .iter()
+        .map(|one| (one.webhook.entry, &*one.consumer, &one.pack[..]))
+        .collect();
+    noted.sort_unstable();
+    assert_eq!(noted, [(id(3), "restored", &b"pack 3"[..]), (id(4), "restored", &b"pack 4"[..])]);
+    let known = status::read(&redis, &mut connection).await.expect("a status");
+    assert_eq!(known.consumers.len(), 2, "consumers follow the notes");
+}
+
+#[tokio::test]
+async fn no_consumer_is_forgotten_during_a_restoration() {
+    let server = Server::start(&[]).await;
+    TestConsumer::start(&server, "http").await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    hold(&redis, &mut connection).await.expect("held");
+    let refused = forget(&redis, &mut connection, "http").await;
+    assert!(matches!(refused, Err(QueueError::Restoring)), "{refused:?}");
+    let known = status::read(&redis, &mut connection).await.expect("a status");
+    assert_eq!(known.consumers.len(), 1);
+    assert!(abandon(&redis, &mut connection).await.expect("removed"));
+    assert!(forget(&redis, &mut connection, "http").await.expect("it is forgotten"));
 }
 
 #[tokio::test]

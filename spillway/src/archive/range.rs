@@ -2,7 +2,7 @@
 
 use clap::Args;
 use spillway_archive::name::day_of;
-use spillway_archive::{ArchiveStore, ListedObject, StoreError};
+use spillway_archive::{ArchiveStore, ListedObject, ObjectName, StoreError};
 
 use crate::failure::Failure;
 use crate::filter::moment_ms;
@@ -91,10 +91,23 @@ impl ObjectRange {
         day: &CellDay,
     ) -> Result<Vec<ListedObject>, StoreError> {
         let mut objects = store.objects(day.cell, &day.day).await?;
-        objects.retain(|ListedObject { name, .. }| {
-            name.first.ms <= self.to_ms && name.last.ms >= self.from_ms
-        });
+        objects.retain(|object| self.meets(&object.name));
         Ok(objects)
+    }
+
+    /// Damaged objects of a day in the range, in whose place others were written.
+    pub(super) async fn replaced(
+        &self,
+        store: &ArchiveStore,
+        day: &CellDay,
+    ) -> Result<Vec<ObjectName>, StoreError> {
+        let mut replaced = store.replaced(day.cell, &day.day).await?;
+        replaced.retain(|name| self.meets(name));
+        Ok(replaced)
+    }
+
+    fn meets(&self, name: &ObjectName) -> bool {
+        name.first.ms <= self.to_ms && name.last.ms >= self.from_ms
     }
 }
 

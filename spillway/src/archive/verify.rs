@@ -32,6 +32,8 @@ struct Verification {
     differing: u64,
     /// Webhooks that were erased.
     erased: u64,
+    /// Damaged objects in whose place others were written.
+    replaced: Vec<String>,
     problems: Vec<String>,
 }
 
@@ -49,6 +51,8 @@ pub(super) async fn run(
         if cell.replace(day.cell) != Some(day.cell) {
             check = ChainCheck::default();
         }
+        let replaced = range.replaced(&archive.store, &day).await?;
+        all.replaced.extend(replaced.iter().map(ToString::to_string));
         // Objects lie within a day, and so do those that overlap.
         for group in groups(range.objects(&archive.store, &day).await?) {
             progress.tell(|| format!("{} so far, at {}", count(all.objects, "object"), day.day));
@@ -122,6 +126,7 @@ impl Verification {
             overlapping,
             differing,
             erased,
+            replaced,
             problems,
         } = self;
         if output.is_json() {
@@ -133,6 +138,7 @@ impl Verification {
                 "overlapping_objects": overlapping,
                 "differing_entries": differing,
                 "erased": erased,
+                "replaced_objects": replaced,
                 "problems": problems,
             }))?;
             return Ok(());
@@ -155,6 +161,11 @@ impl Verification {
     }
 
     fn print_differences(&self) -> Result<(), Failure> {
+        for name in &self.replaced {
+            line(format_args!(
+                "object {name} is damaged, and another one was written in its place: remove it when the archive allows it"
+            ))?;
+        }
         if self.overlapping > 0 {
             let objects = count(self.overlapping, "object");
             line(format_args!("{objects} overlap; each webhook is counted once"))?;

@@ -12,6 +12,7 @@ use spillway_queue::status::{self, CellStatus, ConsumerStatus};
 use spillway_queue::{AofDisk, Connection, QueueError, Redis};
 use spillway_webhook::ConsumerFilter;
 
+use super::compliance;
 use super::finding::Finding;
 use crate::failure::Failure;
 use crate::out::{age, count, size};
@@ -89,6 +90,7 @@ async fn examine_reachable(
     findings.extend(consumers(&status.consumers));
     findings.extend(held_back(&status.consumers));
     findings.extend(unmatched(&status.consumers));
+    findings.extend(compliance::examine(&status.consumers));
     findings.extend(large_shops(&status));
     Ok(ExaminedQueue {
         findings,

@@ -33,6 +33,8 @@ pub(super) struct SearchedCell {
     pub cell: u32,
     /// Cursor of the archiver; `None` if there is none.
     pub cursor: Option<StreamId>,
+    /// True if the operator named the cell.
+    pub is_named: bool,
 }
 
 /// Search of an archive.
@@ -92,6 +94,27 @@ impl LeftObjects {
     }
 }
 
+impl SearchedCell {
+    /// True if an archive without anything of the cell is not the right one, or not the right cell.
+    fn must_be_there(self) -> bool {
+        self.is_named || self.cursor.is_some_and(|cursor| cursor > StreamId::ZERO)
+    }
+
+    fn nothing_there(self) -> String {
+        let cell = self.cell;
+        match self.is_named {
+            true => format!(
+                "the archive holds nothing of cell {cell:08x}, which FORGET_CELLS or --forget-cells names: correct its \
+                 id, or leave it out"
+            ),
+            false => format!(
+                "the archive holds nothing of cell {cell:08x}, of which something was archived: is it the right \
+                 place, and is its directory mounted?"
+            ),
+        }
+    }
+}
+
 impl ArchivePurge<'_> {
     /// Erases the webhooks from the objects of these cells. What fails is reported, and left to the next purge.
     pub(super) async fn run(&mut self, cells: &[SearchedCell], report: &mut PurgeReport) {
@@ -140,11 +163,10 @@ impl ArchivePurge<'_> {
         report: &mut PurgeReport,
     ) -> Result<(), EraseError> {
         let bounds = DayBounds::new(cell.cursor, self.now_ms);
-        if self.holds_nothing_of(cell).await? {
-            report.pending.push(format!(
-                "the archive holds nothing of cell {:08x}, of which something was archived: is its directory mounted?",
-                cell.cell
-            ));
+        if cell.must_be_there()
+            && checkpoint::holds_nothing_of(&self.archive.store, cell.cell).await?
+        {
+            report.pending.push(cell.nothing_there());
             return Ok(());
         }
         let mut progress = Progress::new();
@@ -173,21 +195,6 @@ impl ArchivePurge<'_> {
             }
         }
         Ok(())
-    }
-
-    /// True if it lacks even the checkpoint, which every archiver writes, of a cell of which something was archived.
-    async fn holds_nothing_of(&self, cell: SearchedCell) -> Result<bool, StoreError> {
-        let store = &self.archive.store;
-        let is_archived = cell.cursor.is_some_and(|cursor| cursor > StreamId::ZERO);
-        if !is_archived || !store.days(cell.cell).await?.is_empty() {
-            return Ok(false);
-        }
-        match checkpoint::read(store, cell.cell).await {
-            Ok(found) => Ok(found.is_none()),
-            // It is there.
-            Err(StoreError::Unusable(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
     }
 
     /// Looks at the objects of one day. Returns true if one was gone: another one may have taken its place.
@@ -339,7 +346,7 @@ mod tests {
                 finished: None,
                 left: LeftObjects::default(),
             };
-            let cell = SearchedCell { cell: 1, cursor: Some(entry(cursor)) };
+            let cell = SearchedCell { cell: 1, cursor: Some(entry(cursor)), is_named: false };
             purge.run(&[cell], &mut report).await;
             let found = (purge.left.later, report.counts.archived);
             assert_eq!(found, (later, erased), "up to {cursor}: {:?}", report.pending);
@@ -354,7 +361,7 @@ mod tests {
         let cursor = StreamId { ms: 1_000, seq: 0 };
         let order = PurgeOrder::until(Redaction::of_shop(SHOP), cursor);
         let orders = PurgeOrders::new(vec![order]);
-        let found = async |cursor| {
+        let found = async |cursor, is_named| {
             let mut report = PurgeReport::default();
             let mut purge = ArchivePurge {
                 archive: &archive,
@@ -364,17 +371,23 @@ mod tests {
                 finished: None,
                 left: LeftObjects::default(),
             };
-            purge.run(&[SearchedCell { cell: 1, cursor }], &mut report).await;
+            purge.run(&[SearchedCell { cell: 1, cursor, is_named }], &mut report).await;
             report.pending
         };
-        let pending = found(Some(cursor)).await;
+        let pending = found(Some(cursor), false).await;
         assert!(matches!(&pending[..], [one] if one.contains("mounted")), "{pending:?}");
-        assert!(found(None).await.is_empty(), "nothing was archived");
-        assert!(found(Some(StreamId::ZERO)).await.is_empty(), "nothing was archived yet");
+        let pending = found(None, true).await;
+        assert!(
+            matches!(&pending[..], [one] if one.contains("00000001, which FORGET")),
+            "{pending:?}"
+        );
+        assert!(found(None, false).await.is_empty(), "nothing was archived");
+        assert!(found(Some(StreamId::ZERO), false).await.is_empty(), "nothing was archived yet");
         // Objects expire, and the checkpoint stays.
         let checkpoint = Checkpoint::new(1, 7, Vec::new());
         checkpoint::write(&archive.store, 1, &checkpoint).await.expect("write a checkpoint");
-        assert!(found(Some(cursor)).await.is_empty());
+        assert!(found(Some(cursor), false).await.is_empty());
+        assert!(found(None, true).await.is_empty());
     }
 
     #[test]

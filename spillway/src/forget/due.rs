@@ -4,6 +4,7 @@
 //! delivered theirs, each object of the archive is read once for all of them, and the other half is left for what a
 //! purge has to wait for.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,7 +25,8 @@ use crate::out::{age, count, line};
 /// Longest pause after a failure.
 const FAILED_PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Runs `once`; with `every`, again and again until SIGTERM, with that pause or a shorter one after a failure.
+/// Runs `once`; with `every`, again and again until SIGTERM, with that pause or a shorter one after a failure. No failure
+/// ends it: in a pod, a container that ends makes the whole pod unready, and its receiver gets no webhooks.
 pub(super) async fn run_all(
     every: Option<Duration>,
     once: impl AsyncFn() -> Result<ExitCode, Failure>,
@@ -39,23 +41,15 @@ pub(super) async fn run_all(
         };
         let pause = match ended {
             Ok(_) => every,
-            Err(failure) if is_for_good(&failure) => return Err(failure),
             Err(failure) => {
-                eprintln!("spillway: {failure}");
+                // Unlike `eprintln!`, it does not panic.
+                writeln!(std::io::stderr(), "spillway: {failure}").ok();
                 every.min(FAILED_PAUSE_MAX)
             }
         };
         if shutdown.run_until_cancelled(sleep(pause)).await.is_none() {
             return Ok(ExitCode::SUCCESS);
         }
-    }
-}
-
-/// True if a later run would fail the same way.
-fn is_for_good(failure: &Failure) -> bool {
-    match failure {
-        Failure::Usage(_) | Failure::Settings(_) | Failure::Output(_) => true,
-        Failure::Denied(_) | Failure::Queue(_) | Failure::Archive(_) | Failure::Failed(_) => false,
     }
 }
 
@@ -154,10 +148,36 @@ async fn nothing_due(
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use spillway_queue::redactions::{NotedOrder, NotedRedaction};
     use spillway_webhook::{StreamId, WebhookId};
 
     use super::*;
+
+    #[tokio::test]
+    async fn no_failure_ends_a_command_that_looks_again_and_again() {
+        let looks = Cell::new(0);
+        let failing = async || {
+            looks.set(looks.get() + 1);
+            Err::<ExitCode, Failure>(match looks.get() % 3 {
+                0 => Failure::Usage("set ARCHIVE_URL".to_owned()),
+                1 => Failure::Output(std::io::ErrorKind::BrokenPipe.into()),
+                _ => Failure::Failed("away".to_owned()),
+            })
+        };
+        let looked = async {
+            while looks.get() < 5 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            _ = run_all(Some(Duration::from_millis(1)), failing) => panic!("it ended"),
+            () = looked => {}
+        }
+        let once = run_all(None, async || Err(Failure::Failed("once".to_owned()))).await;
+        assert!(once.is_err());
+    }
 
     #[test]
     fn a_purge_begins_after_half_of_the_time() {

@@ -271,8 +271,9 @@ impl PurgePlace {
         }
         let own = consumers::cell(&self.redis, &mut self.connection).await?;
         let cursor = archiver.map(|archiver| archiver.cursor.parse().unwrap_or(StreamId::ZERO));
-        let own = own.map(|cell| SearchedCell { cell, cursor });
-        let given = self.reach.cells.iter().map(|cell| SearchedCell { cell: *cell, cursor: None });
+        let own = own.map(|cell| SearchedCell { cell, cursor, is_named: false });
+        let named = |cell: &u32| SearchedCell { cell: *cell, cursor: None, is_named: true };
+        let given = self.reach.cells.iter().map(named);
         let mut cells: Vec<SearchedCell> = own.into_iter().collect();
         cells.extend(given.filter(|given| own.is_none_or(|own| own.cell != given.cell)));
         let archive = archive::open(&self.archive)?;

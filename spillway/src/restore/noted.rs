@@ -1,14 +1,13 @@
 //! Redactions that were delivered before the disk was lost and not carried out: they are noted again, from the archive.
 
 use spillway_archive::{ArchiveReader, Checkpoint, StoreError};
-use spillway_queue::{Connection, Redis, redactions};
+use spillway_queue::rebuild::RebuiltNote;
 use spillway_webhook::WebhookId;
 use spillway_webhook::pack::{Pack, Packer};
 use spillway_webhook::redaction::is_redaction;
 use spillway_webhook::shopify::Headers;
 
 use super::source::RestoreArchive;
-use crate::failure::Failure;
 
 /// Consumer that a note names: the one that delivered the redaction is not in the checkpoint.
 const NOTED_BY: &str = "restored";
@@ -46,16 +45,14 @@ impl RestoredNotes {
         Ok(notes)
     }
 
-    /// Notes those that were found.
-    pub(super) async fn write(
-        &self,
-        redis: &Redis,
-        connection: &mut Connection,
-    ) -> Result<(), Failure> {
-        for (id, pack) in &self.found {
-            redactions::note(redis, connection, NOTED_BY, *id, pack).await?;
-        }
-        Ok(())
+    /// Notes of those that were found, for the restored queue.
+    pub(super) fn rebuilt(&self) -> Vec<RebuiltNote> {
+        let note = |(id, pack): &(WebhookId, Vec<u8>)| RebuiltNote {
+            webhook: *id,
+            consumer: NOTED_BY.to_owned(),
+            pack: pack.clone(),
+        };
+        self.found.iter().map(note).collect()
     }
 }
 

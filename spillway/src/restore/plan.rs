@@ -233,7 +233,15 @@ impl RestorePlanner {
             open: 0,
         });
         let consumers = self.consumers.iter().map(of).chain(at_end).collect();
-        RebuiltQueue { cell, entries: self.entries, last, appended, trimmed, consumers }
+        RebuiltQueue {
+            cell,
+            entries: self.entries,
+            last,
+            appended,
+            trimmed,
+            consumers,
+            notes: Vec::new(),
+        }
     }
 }
 
