@@ -3,8 +3,9 @@
 use axum::Json;
 use axum::extract::State;
 use spillway_console::model::history::{HistoryQuery, MetricHistory};
-use spillway_console::{ConsoleRoute, Permission};
+use spillway_console::{ConsoleRoute, Permission, ProblemDetails};
 
+use crate::console::ask;
 use crate::console::extract::ApiQuery;
 use crate::console::state::ConsoleState;
 
@@ -20,6 +21,6 @@ pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
 async fn metrics(
     State(console): State<ConsoleState>,
     ApiQuery(query): ApiQuery<HistoryQuery>,
-) -> Json<MetricHistory> {
-    Json(console.history.recent(&query))
+) -> Result<Json<MetricHistory>, ProblemDetails> {
+    ask::history::recent(&console, &query).await.map(Json)
 }
