@@ -9,6 +9,7 @@
 pub mod access;
 pub mod assets;
 pub mod authenticate;
+mod etag;
 pub mod guard;
 pub mod headers;
 pub mod model;

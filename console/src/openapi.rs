@@ -109,9 +109,27 @@ fn query_parameters(object: &Schema) -> Vec<Value> {
     let members = object.get("properties").and_then(Value::as_object).into_iter().flatten();
     let parameter = |(name, schema): (&String, &Value)| {
         let is_required = required.iter().any(|one| one == name);
+        let schema = without_null(schema);
         json!({ "name": name, "in": "query", "required": is_required, "schema": schema })
     };
     members.map(parameter).collect()
+}
+
+/// The schema without `null`: a parameter that is absent is left out of the query.
+fn without_null(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    let Some(Value::Array(types)) = schema.get("type") else { return schema };
+    let left: Vec<Value> = types.iter().filter(|one| *one != "null").cloned().collect();
+    schema["type"] = match <[Value; 1]>::try_from(left) {
+        Ok([only]) => only,
+        Err(several) => Value::Array(several),
+    };
+    if schema["default"].is_null()
+        && let Some(members) = schema.as_object_mut()
+    {
+        members.remove("default");
+    }
+    schema
 }
 
 #[cfg(test)]
@@ -165,6 +183,8 @@ mod tests {
         assert_eq!(is_required("consumer", "path"), Some(true));
         assert_eq!(is_required("shop", "query"), Some(false));
         assert_eq!(is_required("limit", "query"), Some(false), "it has a default");
+        let shop = parameters.iter().find(|one| one["name"] == "shop").expect("it is there");
+        assert_eq!(shop["schema"]["type"], "string", "a query has no null");
         let body = &path["post"]["requestBody"]["content"]["application/json"]["schema"];
         assert_eq!(body["$ref"], "#/components/schemas/LetterDrop");
         for name in ["Letters", "LetterDrop", "ProblemDetails"] {

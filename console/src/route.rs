@@ -4,14 +4,18 @@
 
 use axum::Router;
 use axum::handler::Handler;
-use axum::middleware::{from_fn_with_state, map_response};
+use axum::http::{StatusCode, Uri};
+use axum::middleware::{from_fn, from_fn_with_state, map_response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use schemars::generate::SchemaGenerator;
 use schemars::{JsonSchema, Schema};
 
 use crate::access::{Permission, RouteEffect};
+use crate::etag;
 use crate::guard::{self, ConsoleGate, GuardedRoute};
 use crate::headers;
+use crate::pages::problem::PageProblem;
 use crate::problem::ProblemDetails;
 
 /// Path below which answers are JSON and errors are problems. Everything else is a page.
@@ -138,16 +142,78 @@ impl<S: Clone + Send + Sync + 'static> RouteTable<S> {
                 permission: facts.permission,
                 is_api: facts.path.starts_with(API),
             };
+            let is_tagged = guarded.is_api && facts.effect == RouteEffect::Read;
+            let handler = if is_tagged { handler.route_layer(from_fn(etag::tag)) } else { handler };
             let guarded = handler.route_layer(from_fn_with_state(guarded, guard::admit));
             router = router.route(facts.path, guarded);
         }
         router
+            .method_not_allowed_fallback(wrong_method)
             .fallback(absent)
             .layer(from_fn_with_state(gate.hosts.clone(), guard::ensure_host))
             .layer(map_response(headers::secure))
     }
 }
 
-async fn absent() -> ProblemDetails {
-    ProblemDetails::not_found("there is no such page")
+async fn absent(uri: Uri) -> Response {
+    answer(&uri, ProblemDetails::not_found("there is no such page"))
+}
+
+async fn wrong_method(uri: Uri) -> Response {
+    let told = "this path does not take that method: GET reads, POST changes";
+    answer(&uri, ProblemDetails::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", told))
+}
+
+/// A problem in the form of the path: JSON, or a page.
+fn answer(uri: &Uri, problem: ProblemDetails) -> Response {
+    match uri.path().starts_with(API) {
+        true => problem.into_response(),
+        false => PageProblem(problem).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::body::Body;
+    use axum::http::Request;
+    use axum::http::header::CONTENT_TYPE;
+    use tower::ServiceExt as _;
+
+    use super::*;
+    use crate::access::Role;
+    use crate::authenticate::AnonymousAccess;
+    use crate::origin::AllowedHosts;
+    use crate::problem::MEDIA_TYPE;
+
+    const HOST: &str = "127.0.0.1:9820";
+
+    async fn ask(method: &str, path: &str) -> Response {
+        let listen = HOST.parse().expect("an address");
+        let gate = ConsoleGate {
+            authenticator: Arc::new(AnonymousAccess::new(Role::Viewer)),
+            hosts: Arc::new(AllowedHosts::new(listen, std::iter::empty())),
+        };
+        let known = ConsoleRoute::<()>::read("/api/v1/known", Permission::Look, || async { "known" });
+        let request = Request::builder().method(method).uri(path).header("host", HOST);
+        let request = request.body(Body::empty()).expect("a request");
+        let router = RouteTable::new([known]).into_router(&gate).with_state(());
+        router.oneshot(request).await.expect("an answer")
+    }
+
+    #[tokio::test]
+    async fn an_unknown_path_or_method_is_a_problem_in_its_form() {
+        let known = ask("GET", "/api/v1/known").await;
+        assert!(known.status() == StatusCode::OK && known.headers().contains_key("etag"));
+        for (method, path, status, media_type) in [
+            ("GET", "/api/v1/other", StatusCode::NOT_FOUND, MEDIA_TYPE),
+            ("POST", "/api/v1/known", StatusCode::METHOD_NOT_ALLOWED, MEDIA_TYPE),
+            ("GET", "/other", StatusCode::NOT_FOUND, "text/html; charset=utf-8"),
+        ] {
+            let answer = ask(method, path).await;
+            assert_eq!(answer.status(), status, "{method} {path}");
+            assert_eq!(answer.headers()[CONTENT_TYPE], media_type, "{method} {path}");
+        }
+    }
 }

@@ -5,6 +5,11 @@
 //! command's own verbs find out and change things. [`overview`] reads the cell once for all who watch.
 
 mod api;
+mod ask;
+mod extract;
+mod history;
+mod jobs;
+mod links;
 mod live;
 mod overview;
 mod problem;
@@ -22,6 +27,7 @@ use spillway_process::{Background, shutdown, supervisor, telemetry};
 use tokio::net::TcpListener;
 
 use crate::failure::Failure;
+use history::HistoryArgs;
 use settings::{ConsoleArgs, ConsoleSettings};
 use state::Console;
 
@@ -29,11 +35,15 @@ use state::Console;
 pub(crate) struct Arguments {
     #[command(flatten)]
     serve: ConsoleArgs,
+
+    #[command(flatten)]
+    history: HistoryArgs,
 }
 
 /// Serves until SIGTERM or SIGINT.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let settings = arguments.serve.check()?;
+    let Arguments { serve, history } = arguments;
+    let settings = serve.check()?;
     telemetry::init(settings.log_format);
     let failed = |error: std::io::Error| Failure::Failed(format!("cannot start: {error}"));
     let stop = shutdown::on_signal().map_err(failed)?;
@@ -44,11 +54,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             "CONSOLE_LISTEN: cannot listen on {listen}: {error}; set another address"
         ))
     })?;
-    let console = Arc::new(Console::new(place, stop.clone()));
+    let console = Arc::new(Console::new(place, stop.clone(), history));
     let looking = console.clone();
-    background.spawn("looking at the cell", async move {
-        looking.stop.run_until_cancelled(looking.overview.run(&looking.place)).await;
-    });
+    background.spawn("looking at the cell", async move { looking.observe().await });
     let router = routes::table().into_router(&gate).with_state(console);
     tracing::info!(address = %listen, version = spillway_process::version(), "the console listens");
     supervisor::ready();

@@ -39,6 +39,25 @@ pub(crate) struct FilterArguments {
 }
 
 impl FilterArguments {
+    /// Checks values that come from elsewhere than the command line. An empty one counts as absent, as that
+    /// of an empty field of a form.
+    pub(crate) fn checked(self) -> Result<Filter, Failure> {
+        let given = |text: Option<String>| {
+            text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
+        let checked = |text: Option<String>, check: fn(&str) -> Result<String, &'static str>| {
+            let checked = given(text).map(|text| check(&text)).transpose();
+            checked.map_err(|problem| Failure::Usage(problem.to_owned()))
+        };
+        Ok(Filter {
+            shop: checked(self.shop, shop)?,
+            topic: checked(self.topic, topic)?,
+            app: given(self.app),
+            resource: checked(self.resource, resource)?,
+            webhook_id: given(self.webhook_id),
+        })
+    }
+
     /// Converts the flags to a filter.
     pub(crate) fn filter(self) -> Filter {
         let Self { shop, topic, app, resource, webhook_id } = self;
@@ -129,6 +148,21 @@ mod tests {
 
     fn is_taken(flag: &str, value: &str) -> bool {
         Command::try_parse_from(["spillway", flag, value]).is_ok()
+    }
+
+    #[test]
+    fn values_of_a_form_are_checked_and_empty_ones_are_absent() {
+        let some = |text: &str| Some(text.to_owned());
+        let form = FilterArguments {
+            shop: some(" a.example "),
+            topic: some(""),
+            app: some(" "),
+            ..FilterArguments::default()
+        };
+        let expected = Filter { shop: some("a.example"), ..Filter::default() };
+        assert_eq!(form.checked().expect("good values"), expected);
+        let bad = FilterArguments { shop: some("notashop"), ..FilterArguments::default() };
+        assert!(bad.checked().is_err_and(|told| told.to_string().contains("domain")));
     }
 
     #[test]

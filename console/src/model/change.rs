@@ -38,9 +38,10 @@ pub struct WebhookSelection {
 #[serde(deny_unknown_fields)]
 pub struct ChangeRequest {
     /// Webhooks that are meant.
+    #[serde(default)]
     pub selection: WebhookSelection,
-    /// Number that a dry run counted. If it is another one by now, the answer is `conflict`, and
-    /// nothing is changed.
+    /// Number that a dry run counted. If it is another one by now, the answer is `conflict`, or the job
+    /// fails where counting takes longer. Nothing is changed then.
     #[serde(default)]
     pub expected: Option<u64>,
     /// Number per second; as fast as they are taken without it. For replays only.
@@ -49,6 +50,26 @@ pub struct ChangeRequest {
     /// Also those of compliance topics, which are a legal duty. For drops, by an admin only.
     #[serde(default)]
     pub force: bool,
+}
+
+/// Order to replay what the archive holds of a range of time. Without `expected`, it is a dry run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ArchiveReplayRequest {
+    /// Stored at or after this time, RFC 3339 or how long ago.
+    pub since: String,
+    /// Stored at or before this time, RFC 3339 or how long ago; now without it.
+    #[serde(default)]
+    pub until: Option<String>,
+    /// Webhooks that are meant. Its own times stay empty.
+    #[serde(default)]
+    pub selection: WebhookSelection,
+    /// Number that a dry run counted. If it is another one by now, nothing is changed.
+    #[serde(default)]
+    pub expected: Option<u64>,
+    /// Number per second; as fast as they are taken without it.
+    #[serde(default)]
+    pub rate: Option<u32>,
 }
 
 /// Order to pause or to resume.
@@ -87,6 +108,13 @@ pub struct JobStatus {
     pub total: Option<u64>,
     /// Webhooks of compliance topics, which are kept.
     pub kept: u64,
+}
+
+/// Jobs of the console, newest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct JobList {
+    /// The jobs, as far as they are kept.
+    pub jobs: Vec<JobStatus>,
 }
 
 /// Phase of a job.

@@ -35,6 +35,14 @@ pub struct DeadQuery {
     pub limit: Option<u32>,
 }
 
+/// Question for one dead letter.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LetterQuery {
+    /// Consumer; the only one that delivers, or http, without it.
+    #[serde(default)]
+    pub consumer: Option<String>,
+}
+
 /// A page of dead letters, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct DeadList {

@@ -25,7 +25,7 @@ pub struct MetricHistory {
 pub struct MetricSeries {
     /// Name, such as `accepted_per_second`, `waiting`, `p99_seconds` or `concurrency`.
     pub name: String,
-    /// Consumer that it is of; empty if it is of the cell.
+    /// Consumer or process that it is of; empty if it is of the cell.
     pub consumer: String,
     /// Unit: `per_second`, `webhooks`, `seconds`, `bytes` or `count`.
     pub unit: String,

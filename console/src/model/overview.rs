@@ -12,6 +12,34 @@ pub struct CellOverview {
     pub queue: QueueOverview,
     /// All registered consumers.
     pub consumers: Vec<ConsumerOverview>,
+    /// Processes that answer at their admin addresses.
+    pub processes: Vec<ProcessOverview>,
+}
+
+/// Consumers of a cell.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
+pub struct ConsumerList {
+    /// All registered consumers.
+    pub consumers: Vec<ConsumerOverview>,
+}
+
+/// Facts that a process tells of itself, as far as it answers.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
+pub struct ProcessOverview {
+    /// Name of the process, such as `downstreamer`.
+    pub name: String,
+    /// Median time from the first byte received to the delivery, of the last seconds.
+    pub p50_seconds: Option<f64>,
+    /// 99th percentile of that time.
+    pub p99_seconds: Option<f64>,
+    /// Deliveries under way.
+    pub concurrency: Option<f64>,
+    /// Deliveries that may be under way at once.
+    pub concurrency_limit: Option<f64>,
+    /// Lanes of which nothing is sent.
+    pub lanes_blocked: Option<f64>,
+    /// Webhooks in the overflow log of a receiver.
+    pub spilled: Option<f64>,
 }
 
 /// State of the queue.

@@ -73,6 +73,14 @@ pub struct WebhookSummary {
     pub attempts: Option<u32>,
 }
 
+/// Question for the story of one webhook.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StoryQuery {
+    /// Cursor of the answer before, which was not complete.
+    #[serde(default)]
+    pub after: Option<String>,
+}
+
 /// Everything that is known about one webhook.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct WebhookStory {
@@ -80,9 +88,9 @@ pub struct WebhookStory {
     pub id: String,
     /// Facts of each consumer.
     pub consumers: Vec<ConsumerStory>,
-    /// False if the search ended before it had looked at everything: it goes on with `next`.
+    /// False while the search goes on: ask again with `next`. The answer has everything that was found so far.
     pub is_complete: bool,
-    /// Cursor with which the search goes on.
+    /// Cursor with which to ask again.
     pub next: Option<String>,
 }
 

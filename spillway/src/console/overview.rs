@@ -1,12 +1,12 @@
 //! The overview: one task reads the cell, whatever the number of people who watch.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spillway_console::ProblemDetails;
 use spillway_console::model::overview::{
-    CellOverview, ConsumerOverview, PauseOverview, QueueOverview,
+    CellOverview, ConsumerOverview, PauseOverview, ProcessOverview, QueueOverview,
 };
 use spillway_console::pages::overview as page;
 use spillway_queue::status::{CellStatus, ConsumerStatus, read};
@@ -33,6 +33,7 @@ const WITHIN: Duration = Duration::from_secs(3);
 pub(super) struct OverviewFeed {
     latest: watch::Sender<LatestOverview>,
     wanted: Notify,
+    processes: Mutex<Vec<ProcessOverview>>,
 }
 
 /// The latest overview; `None` before the first look.
@@ -43,6 +44,8 @@ pub(super) struct OverviewSnapshot {
     at: Instant,
     /// The overview, or the problem because of which there is none.
     found: Result<CellOverview, ProblemDetails>,
+    /// The status that the overview is of.
+    status: Option<Arc<CellStatus>>,
     /// Part of the page that shows it, rendered once for all.
     pub part: String,
 }
@@ -50,22 +53,29 @@ pub(super) struct OverviewSnapshot {
 impl OverviewFeed {
     /// A feed that has not looked yet.
     pub(super) fn new() -> Self {
-        Self { latest: watch::Sender::new(None), wanted: Notify::new() }
+        Self {
+            latest: watch::Sender::new(None),
+            wanted: Notify::new(),
+            processes: Mutex::new(Vec::new()),
+        }
     }
 
     /// Looks at the cell again and again. While somebody watches, once a second.
     pub(super) async fn run(&self, place: &CellArgs) -> Infallible {
         let mut link = None;
-        let mut before: Option<(Instant, CellStatus)> = None;
+        let mut before: Option<(Instant, Arc<CellStatus>)> = None;
         loop {
             let at = Instant::now();
             let found = match look(place, &mut link).await {
                 Ok(status) => {
-                    let since =
-                        before.as_ref().map(|(then, status)| (at.duration_since(*then), status));
-                    let overview = overview_of(&status, since);
-                    before = Some((at, status));
-                    Ok(overview)
+                    let status = Arc::new(status);
+                    let since = before
+                        .as_ref()
+                        .map(|(then, status)| (at.duration_since(*then), status.as_ref()));
+                    let mut overview = overview_of(&status, since);
+                    overview.processes = self.processes();
+                    before = Some((at, status.clone()));
+                    Ok((overview, status))
                 }
                 Err(failure) => {
                     link = None;
@@ -93,6 +103,29 @@ impl OverviewFeed {
 
     /// An overview that is new enough to answer with.
     pub(super) async fn current(&self) -> Result<CellOverview, ProblemDetails> {
+        self.snapshot().await?.found.clone()
+    }
+
+    /// The status of the cell, as the overview has it.
+    pub(super) async fn status(&self) -> Result<Arc<CellStatus>, ProblemDetails> {
+        let snapshot = self.snapshot().await?;
+        match (&snapshot.status, &snapshot.found) {
+            (Some(status), _) => Ok(status.clone()),
+            (None, Err(problem)) => Err(problem.clone()),
+            (None, Ok(_)) => Err(ProblemDetails::unavailable("redis was not reached yet")),
+        }
+    }
+
+    /// Notes what the processes told of themselves.
+    pub(super) fn note_processes(&self, processes: Vec<ProcessOverview>) {
+        *self.processes.lock().unwrap_or_else(PoisonError::into_inner) = processes;
+    }
+
+    fn processes(&self) -> Vec<ProcessOverview> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn snapshot(&self) -> Result<Arc<OverviewSnapshot>, ProblemDetails> {
         let mut latest = self.latest.subscribe();
         let is_fresh =
             |known: &LatestOverview| known.as_ref().is_some_and(|known| known.at.elapsed() < FRESH);
@@ -104,19 +137,21 @@ impl OverviewFeed {
                 .map_err(|_| ProblemDetails::unavailable("the console is stopping"))?;
         }
         let known = latest.borrow().clone();
-        let known =
-            known.ok_or_else(|| ProblemDetails::unavailable("redis was not reached yet"))?;
-        known.found.clone()
+        known.ok_or_else(|| ProblemDetails::unavailable("redis was not reached yet"))
     }
 }
 
 impl OverviewSnapshot {
-    fn new(at: Instant, found: Result<CellOverview, ProblemDetails>) -> Self {
+    fn new(at: Instant, found: Result<(CellOverview, Arc<CellStatus>), ProblemDetails>) -> Self {
+        let (found, status) = match found {
+            Ok((overview, status)) => (Ok(overview), Some(status)),
+            Err(problem) => (Err(problem), None),
+        };
         let part = match &found {
             Ok(overview) => page::part(overview),
             Err(problem) => page::unknown(&problem.detail),
         };
-        Self { at, found, part: part.into_string() }
+        Self { at, found, status, part: part.into_string() }
     }
 }
 
@@ -175,6 +210,7 @@ fn overview_of(status: &CellStatus, before: Option<(Duration, &CellStatus)>) -> 
             memory_limit_bytes: Some(queue.limit_bytes).filter(|limit| *limit > 0),
         },
         consumers: status.consumers.iter().map(consumer).collect(),
+        processes: Vec::new(),
     }
 }
 

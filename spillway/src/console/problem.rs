@@ -18,3 +18,9 @@ pub(super) fn problem_of(failure: &Failure) -> ProblemDetails {
         }
     }
 }
+
+impl From<Failure> for ProblemDetails {
+    fn from(failure: Failure) -> Self {
+        problem_of(&failure)
+    }
+}

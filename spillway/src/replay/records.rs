@@ -5,6 +5,7 @@ use spillway_queue::replay::{self, ReplayRecord, ReplayState};
 use spillway_webhook::freshness::rfc3339;
 
 use super::spec::ReplaySpec;
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::failure::Failure;
 use crate::format::OutputArgs;
 use crate::out::{line, table};
@@ -38,8 +39,18 @@ pub(super) async fn cancel(
     output: OutputArgs,
 ) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
-    let before = replay::cancel(&redis, &mut connection, consumer, id).await?;
-    let before = before.ok_or_else(|| absent(consumer, id))?;
+    let audit = connection.clone();
+    let change = ChangeOrder {
+        verb: "replay cancel",
+        consumer: consumer.to_owned(),
+        filter: format!("replay {id}"),
+    };
+    let before = audited(&redis, &audit, &Actor::of_command(), change, async {
+        let before = replay::cancel(&redis, &mut connection, consumer, id).await?;
+        let before = before.ok_or_else(|| absent(consumer, id))?;
+        Ok((before, u64::from(before == ReplayState::Running)))
+    })
+    .await?;
     if output.is_json() {
         let is_new = before == ReplayState::Running;
         return Ok(line(json!({ "replay": id, "cancelled": is_new, "was": before.label() }))?);

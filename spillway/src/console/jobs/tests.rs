@@ -1,0 +1,170 @@
+//! Tests of jobs.
+
+use spillway_console::Role;
+use spillway_console::access::Credential;
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Work that finds a number of webhooks, and notes what it changed.
+struct Fake {
+    number: u64,
+    made: Arc<AtomicBool>,
+    fails: bool,
+}
+
+impl JobWork for Fake {
+    type Found = u64;
+
+    async fn count(&mut self, progress: JobProgress) -> Result<CountedJob<u64>, Failure> {
+        progress.note(1);
+        Ok(CountedJob { number: self.number, kept: 2, found: self.number })
+    }
+
+    async fn make(&mut self, found: u64, progress: JobProgress) -> Result<u64, Failure> {
+        self.made.store(true, Ordering::Release);
+        progress.note(found / 2);
+        if self.fails { Err(Failure::Failed("no".to_owned())) } else { Ok(found) }
+    }
+}
+
+fn caller(name: &str, role: Role) -> Caller {
+    Caller {
+        name: name.to_owned(),
+        role,
+        sees_personal_data: false,
+        credential: Credential::Bearer,
+    }
+}
+
+/// Runs a job, and returns it with the flag that says if it changed something.
+fn begin(
+    jobs: &Jobs,
+    expected: Option<u64>,
+    undo_for: Duration,
+    fails: bool,
+) -> (Arc<KeptJob>, Arc<AtomicBool>) {
+    let order = JobOrder {
+        verb: JobVerb::DeadReplay,
+        consumer: "http".to_owned(),
+        filter: "everything".to_owned(),
+        actor: "mia".to_owned(),
+        expected,
+    };
+    let job = jobs.keep(order).expect("there is room");
+    let made = Arc::new(AtomicBool::new(false));
+    let work = Fake { number: 6, made: made.clone(), fails };
+    let stop = CancellationToken::new();
+    let plan = JobPlan { expected, undo_for, turns: jobs.turns.clone(), stop };
+    tokio::spawn(run(work, job.clone(), plan));
+    (job, made)
+}
+
+async fn until(job: &KeptJob, is_it: impl FnMut(&JobStatus) -> bool) -> JobStatus {
+    let mut latest = job.status.subscribe();
+    latest.wait_for(is_it).await.expect("the job is kept").clone()
+}
+
+#[test]
+fn a_phase_follows_only_those_before_it() {
+    let all = [
+        JobPhase::Counting,
+        JobPhase::Waiting(1),
+        JobPhase::Running,
+        JobPhase::Counted,
+        JobPhase::Undone,
+        JobPhase::Done,
+        JobPhase::Failed("x".to_owned()),
+    ];
+    let failed = JobEvent::Failed("y".to_owned());
+    for (event, from) in [
+        (JobEvent::Counted, &all[..2]),
+        (JobEvent::Delayed(1), &all[..2]),
+        (JobEvent::Begun, &all[..2]),
+        (JobEvent::Undone, &all[..2]),
+        (JobEvent::Made, &all[2..3]),
+        (failed, &all[..3]),
+    ] {
+        for phase in &all {
+            let is_followed = next_phase(phase, event.clone()).is_some();
+            assert_eq!(is_followed, from.contains(phase), "{phase:?} {event:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_dry_run_counts_and_changes_nothing() {
+    let (job, made) = begin(&Jobs::new(), None, Duration::ZERO, false);
+    let status = until(&job, |job| job.phase == JobPhase::Counted).await;
+    assert_eq!((status.total, status.done, status.kept), (Some(6), 6, 2));
+    assert!(!made.load(Ordering::Acquire) && job.is_over());
+}
+
+#[tokio::test]
+async fn another_number_than_the_expected_one_is_a_conflict() {
+    let jobs = Jobs::new();
+    let (job, made) = begin(&jobs, Some(5), Duration::ZERO, false);
+    until(&job, |job| matches!(job.phase, JobPhase::Failed(_))).await;
+    let problem = jobs.counted(job.id, HOUR).await.expect_err("6 match");
+    assert!(problem.code == "conflict" && problem.detail.contains("6 match now, not 5"));
+    assert!(!made.load(Ordering::Acquire));
+}
+
+#[tokio::test]
+async fn a_job_waits_and_is_made() {
+    let (job, made) = begin(&Jobs::new(), Some(6), Duration::from_millis(1), false);
+    let status = until(&job, |job| job.phase == JobPhase::Done).await;
+    assert_eq!(status.done, 6);
+    assert!(made.load(Ordering::Acquire));
+}
+
+#[tokio::test]
+async fn a_failure_ends_a_job_and_says_how_far_it_was() {
+    let (job, _) = begin(&Jobs::new(), Some(6), Duration::ZERO, true);
+    let status = until(&job, |job| matches!(job.phase, JobPhase::Failed(_))).await;
+    assert_eq!((status.done, status.phase), (3, JobPhase::Failed("no".to_owned())));
+}
+
+#[tokio::test]
+async fn a_job_that_waits_is_undone_by_its_caller_or_an_operator() {
+    let jobs = Jobs::new();
+    for (name, role, is_undone) in
+        [("mia", Role::Support, true), ("tom", Role::Support, false), ("tom", Role::Operator, true)]
+    {
+        let (job, made) = begin(&jobs, Some(6), HOUR, false);
+        until(&job, |job| matches!(job.phase, JobPhase::Waiting(_))).await;
+        let undone = jobs.undo(job.id, &caller(name, role));
+        assert_eq!(undone.is_ok(), is_undone, "{name} {role}");
+        if let Ok(status) = undone {
+            assert_eq!(status.phase, JobPhase::Undone);
+            let again = jobs.undo(job.id, &caller(name, role)).expect_err("it is over");
+            assert_eq!(again.code, "conflict");
+        }
+        assert!(!made.load(Ordering::Acquire));
+    }
+    assert_eq!(jobs.undo(99, &caller("mia", Role::Admin)).expect_err("none").code, "not_found");
+}
+
+#[tokio::test]
+async fn jobs_that_are_over_make_room_and_others_do_not() {
+    let jobs = Jobs::new();
+    let mut kept = Vec::new();
+    for _ in 0..JOBS_KEPT {
+        kept.push(begin(&jobs, Some(6), HOUR, false).0);
+    }
+    let order = || JobOrder {
+        verb: JobVerb::Drop,
+        consumer: "http".to_owned(),
+        filter: "everything".to_owned(),
+        actor: "mia".to_owned(),
+        expected: None,
+    };
+    assert!(jobs.keep(order()).is_err_and(|problem| problem.code == "unavailable"));
+    let third = kept[2].id;
+    jobs.undo(third, &caller("mia", Role::Support)).expect("it has not begun");
+    let new = jobs.keep(order()).expect("there is room");
+    assert_eq!(jobs.status(third), None);
+    assert_eq!(jobs.list().first().map(|job| job.id), Some(new.id), "the newest comes first");
+    assert_eq!(jobs.list().len(), JOBS_KEPT);
+}
