@@ -186,7 +186,8 @@ mod tests {
 
     #[test]
     fn guessing_is_bounded_for_a_user_over_all_networks() {
-        let (rate, start) = (LoginRate::new(), Instant::now());
+        let rate = LoginRate::new();
+        let start = Instant::now();
         let guess = |network: u32, now| rate.take(IpAddr::V4(network.into()), "mia", now).is_ok();
         let at_once = (0..500).filter(|network| guess(*network, start)).count();
         assert_eq!(at_once, 10);
@@ -197,7 +198,8 @@ mod tests {
 
     #[test]
     fn guessing_is_bounded_for_a_network_over_all_users() {
-        let (rate, now) = (LoginRate::new(), Instant::now());
+        let rate = LoginRate::new();
+        let now = Instant::now();
         let guess = |client: &str, user: usize| rate.take(address(client), &user.to_string(), now);
         assert_eq!((0..500).filter(|user| guess("192.0.2.1", *user).is_ok()).count(), 20);
         assert!(guess("192.0.2.2", 1000).is_ok(), "another network");
@@ -209,8 +211,10 @@ mod tests {
 
     #[test]
     fn nobody_is_locked_out_of_a_network_that_is_known() {
-        let (rate, start) = (LoginRate::new(), Instant::now());
-        let (office, attacker) = ("192.0.2.1", "203.0.113.9");
+        let rate = LoginRate::new();
+        let start = Instant::now();
+        let office = "192.0.2.1";
+        let attacker = "203.0.113.9";
         rate.take(address(office), "mia", start).unwrap();
         rate.on_login(address(office), "mia", start);
         assert_eq!(taken(&rate, attacker, "mia", start), 10, "the login was given back");
@@ -224,7 +228,8 @@ mod tests {
 
     #[test]
     fn a_refusal_says_when_and_is_over_then() {
-        let (rate, start) = (LoginRate::new(), Instant::now());
+        let rate = LoginRate::new();
+        let start = Instant::now();
         let client = address("192.0.2.1");
         taken(&rate, "192.0.2.1", "mia", start);
         let wait = rate.take(client, "mia", start).unwrap_err();

@@ -56,7 +56,9 @@ impl AllowedHosts {
                 return Ok(());
             }
         }
-        Err(ProblemDetails::forbidden("the Host header names no host of this console"))
+        Err(ProblemDetails::forbidden(
+            "the Host header names no host of this console: add it to CONSOLE_HOSTS",
+        ))
     }
 
     /// Refuses a change that a page of another site made a browser send. A browser sends at least one of

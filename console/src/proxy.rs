@@ -131,7 +131,10 @@ impl ProxyAccess {
         }
         let mut named = head.headers.get_all(&self.header).into_iter();
         // With two of them, one may be the client's: the proxy did not remove it.
-        let (Some(name), None) = (named.next(), named.next()) else { return None };
+        let name = named.next()?;
+        if named.next().is_some() {
+            return None;
+        }
         let user = self.users.find(name.to_str().ok()?.trim())?;
         let key = self.key.of_name(&user.name);
         Some(user.caller(key))

@@ -20,6 +20,11 @@ impl ShownCertificate {
         Self(ArcSwap::from_pointee(pair))
     }
 
+    /// The one that is shown now.
+    pub fn current(&self) -> Arc<CertifiedKey> {
+        self.0.load_full()
+    }
+
     /// Shows this one from now on. Connections that are open keep theirs.
     pub fn replace(&self, pair: CertifiedKey) {
         self.0.store(Arc::new(pair));
@@ -28,7 +33,7 @@ impl ShownCertificate {
 
 impl ResolvesServerCert for ShownCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.load_full())
+        Some(self.current())
     }
 }
 

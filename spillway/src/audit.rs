@@ -100,7 +100,8 @@ pub(crate) async fn find(cell: &CellArgs, query: &AuditQuery) -> Result<AuditLis
     let after = given(&query.after).map(|text| text.parse::<StreamId>()).transpose();
     let after = after.map_err(|error| Failure::Usage(format!("after: {error}")))?;
     let limit = query.limit.unwrap_or(PAGE).clamp(1, PAGE_MAX);
-    let (actor, verb) = (given(&query.actor), given(&query.verb));
+    let actor = given(&query.actor);
+    let verb = given(&query.verb);
     let search = AuditSearch { actor: actor.as_deref(), verb: verb.as_deref(), since_ms: 0 };
     let (redis, mut connection) = cell.connect().await?;
     let audit = Audit::new(redis, audited::keep()?);

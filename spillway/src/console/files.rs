@@ -133,6 +133,63 @@ pub(super) fn text(path: &Path) -> Result<String, String> {
 mod tests {
     use super::*;
 
+    /// A certificate and its key, without the lines around them. Made by `openssl req -x509 -newkey ec
+    /// -pkeyopt ec_paramgen_curve:P-256 -nodes -days 9300 -subj /CN=a`.
+    const ONE: [&str; 2] = [
+        "MIIBkjCCATigAwIBAgIUIznzAgSJayfD6eKio/xmpm7yOPcwCgYIKoZIzj0EAwIw
+DDEKMAgGA1UEAwwBYTAgFw0yNjExMjkwOTUwMDNaGA8yMDUyMDUxNjA5NTAwM1ow
+DDEKMAgGA1UEAwwBYTBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABFEWBRO4bYlf
+6/fuwLaCX//12o22gZQ3wl155QZLf5+VqoC/yXM1kBCYxtUGdynawoAQBwNC1gEs
+7OKBFlj7QEujdjB0MB0GA1UdDgQWBBQQXQ8cjkIiifJ5DAuRsDcqpA/ZqjAfBgNV
+HSMEGDAWgBQQXQ8cjkIiifJ5DAuRsDcqpA/ZqjAPBgNVHRMBAf8EBTADAQH/MCEG
+A1UdEQQaMBiCCUEuZXhhbXBsZYILKi5iLmV4YW1wbGUwCgYIKoZIzj0EAwIDSAAw
+RQIgO7cy3DgqVGdm2nXIPRJNFwJK5ZG/RPeCKwGMcSpTomACIQDZnTF3q/+w00Xa
+EyDuT4CKebpWrG2aXlejoGwshjUREA==",
+        "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgG8viRLGS43jUTlxs
+hpLMjgcZn4eKsTeNAgjjBZWSDNKhRANCAARRFgUTuG2JX+v37sC2gl//9dqNtoGU
+N8JdeeUGS3+flaqAv8lzNZAQmMbVBncp2sKAEAcDQtYBLOzigRZY+0BL",
+    ];
+    const TWO: [&str; 2] = [
+        "MIIBkTCCATagAwIBAgIUS+IpnknETx16dYreBVl+3tkBzwEwCgYIKoZIzj0EAwIw
+DDEKMAgGA1UEAwwBYTAgFw0yNjExMjkwOTUwMDNaGA8yMDUyMDUxNjA5NTAwM1ow
+DDEKMAgGA1UEAwwBYTBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABF8B9RBqg+Lv
+oR7lRF+UOWETN8waxknm6rOXKN8JcYnwUyJSkO++kf+MOurSmxX1O2l9UVIpILp6
+LYruD4r7BvOjdDByMB0GA1UdDgQWBBS1SgZJ3tZr8H0HmOvj2Y3wddDYvDAfBgNV
+HSMEGDAWgBS1SgZJ3tZr8H0HmOvj2Y3wddDYvDAPBgNVHRMBAf8EBTADAQH/MB8G
+A1UdEQQYMBaCCWEuZXhhbXBsZYIJYy5leGFtcGxlMAoGCCqGSM49BAMCA0kAMEYC
+IQCv6x0NkxMJW0R87wYi3F5DMV87CIj506/BSNNdsq2y7QIhAJxkWmyCh7sY/buL
+Y7856TPaa3H4cLlXXRY9Z0/JYIDY",
+        "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQglneo7G9PNQh/YD5b
+TqKv4OOP0t6870vvCbt+nlWIWXihRANCAARfAfUQaoPi76Ee5URflDlhEzfMGsZJ
+5uqzlyjfCXGJ8FMiUpDvvpH/jDrq0psV9TtpfVFSKSC6ei2K7g+K+wbz",
+    ];
+
+    fn write(file: &Path, kind: &str, body: &str) {
+        let text = format!("-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n");
+        fs::write(file, text).expect("write");
+    }
+
+    #[test]
+    fn another_certificate_is_shown_and_one_without_its_key_is_not() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let certificate = directory.path().join("tls.pem");
+        let key = directory.path().join("tls.key");
+        let install = |[one, other]: [&str; 2]| {
+            write(&certificate, "CERTIFICATE", one);
+            write(&key, "PRIVATE KEY", other);
+        };
+        install(ONE);
+        let read = ConsoleCertificate::read(certificate.clone(), key.clone()).expect("a pair");
+        let first = read.shown.current();
+        install([TWO[0], ONE[1]]);
+        assert!(!read.reload());
+        assert_eq!(read.shown.current().cert, first.cert, "the old one stays");
+        install(TWO);
+        assert!(read.reload());
+        assert_ne!(read.shown.current().cert, first.cert);
+        assert_eq!(read.files(), [certificate.as_path(), key.as_path()]);
+    }
+
     #[test]
     fn a_file_with_a_mistake_leaves_the_users_as_they_were() {
         let file = tempfile::NamedTempFile::new().expect("a file");

@@ -137,7 +137,7 @@ impl ConsoleArgs {
         let certificate = self.tls.certificate(&mut checker);
         let is_tls = certificate.is_some();
         self.tls.ensure_private(&mut checker, listen, is_tls);
-        let hosts = self.hosts(&mut checker, listen);
+        let hosts = self.hosts(&mut checker);
         let KnownCallers { mut known, desk, mut files } = self.access.check(&mut checker, is_tls);
         known.extend(self.anonymous(&mut checker, listen, &hosts));
         let hosts = AllowedHosts::new(listen, hosts);
@@ -160,8 +160,8 @@ impl ConsoleArgs {
         (self.access.users_file.as_deref(), self.access.tokens_file.as_deref())
     }
 
-    /// Hosts beside the address. Of an address that stands for all, a browser knows another one.
-    fn hosts(&self, checker: &mut Checker, listen: SocketAddr) -> Vec<String> {
+    /// Hosts beside the address.
+    fn hosts(&self, checker: &mut Checker) -> Vec<String> {
         let hosts = given(self.hosts.as_deref()).into_iter().flat_map(|hosts| hosts.split(','));
         let hosts = hosts.map(str::trim).filter(|host| !host.is_empty());
         let hosts: Vec<String> = hosts.map(str::to_owned).collect();
@@ -170,10 +170,6 @@ impl ConsoleArgs {
                 let form = "such as console.example.com or 192.0.2.1:9820";
                 checker.mistake("CONSOLE_HOSTS", format_args!("{host:?} is no host {form}"));
             }
-        }
-        if hosts.is_empty() && listen.ip().is_unspecified() {
-            let problem = "is needed with this CONSOLE_LISTEN: name the host that browsers use, such as console.example.com:9820";
-            checker.mistake("CONSOLE_HOSTS", problem);
         }
         hosts
     }
@@ -252,9 +248,10 @@ impl AccountArgs {
     ) -> Option<Arc<dyn Authenticate>> {
         let header = given(self.trusted_user_header.as_deref())?;
         let Ok(header) = header.parse::<HeaderName>() else {
-            let problem =
-                format_args!("{header:?} is no name of a header, such as X-Forwarded-User");
-            checker.mistake("TRUSTED_USER_HEADER", problem);
+            checker.mistake(
+                "TRUSTED_USER_HEADER",
+                format_args!("{header:?} is no name of a header, such as X-Forwarded-User"),
+            );
             return None;
         };
         if proxies.is_empty() {
@@ -337,7 +334,6 @@ mod tests {
         assert_eq!(mistakes(&["--listen", "[::1]:9820"]), "");
         let told = mistakes(&["--listen", "0.0.0.0:9820"]);
         assert!(told.contains("CONSOLE_LISTEN: 0.0.0.0:9820 can be reached by others"), "{told}");
-        assert!(told.contains("CONSOLE_HOSTS: is needed"), "{told}");
         let insecure = ["--listen", "192.0.2.1:9820", "--insecure", "true"];
         assert_eq!(mistakes(&insecure), "");
         let told = mistakes(&[&insecure[..], &["--anonymous-role", "viewer"]].concat());
