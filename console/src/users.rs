@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use sha2::{Digest as _, Sha256};
 
 use crate::access::{Caller, Credential, Role, SessionKey};
+use crate::authenticate::AnonymousAccess;
 use crate::password::PasswordHash;
 
 /// Most letters of a name.
@@ -172,6 +173,9 @@ pub(crate) fn entries(text: &str) -> impl Iterator<Item = (usize, &str)> {
 /// The form that is expected.
 pub fn ensure_name(name: &str) -> Result<(), String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._@+-".contains(&byte);
+    if name == AnonymousAccess::NAME {
+        return Err(format!("{name:?} is the name of everybody without a login: use another"));
+    }
     let starts_well = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     if starts_well && name.len() <= NAME_MAX && name.bytes().all(is_plain) {
         return Ok(());
@@ -228,7 +232,9 @@ mod tests {
             assert!(ensure_name(good).is_ok(), "{good}");
         }
         let long = "x".repeat(NAME_MAX + 1);
-        for bad in ["", "a b", "a\nb", "a:b", "-a", "<b>", "\u{e9}a", "a\u{202e}b", &long] {
+        for bad in
+            ["", "a b", "a\nb", "a:b", "-a", "<b>", "\u{e9}a", "a\u{202e}b", "anonymous", &long]
+        {
             assert!(ensure_name(bad).is_err(), "{bad:?}");
         }
     }

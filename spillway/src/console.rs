@@ -75,3 +75,34 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     ended.map_err(|error| Failure::Failed(error.to_string()))?;
     Ok(ExitCode::SUCCESS)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn a_file_may_be_named_before_or_after_what_is_done_with_it() {
+        let add = ["user", "add", "mia", "--role", "support", "--personal"];
+        let file = ["--users-file", "users"];
+        for words in [[&add[..], &file].concat(), [&file[..], &add].concat()] {
+            let parsed = Command::try_parse_from([&["x"][..], &words].concat());
+            let arguments = parsed.expect("good words").arguments;
+            assert_eq!(arguments.serve.account_files(), (Some(Path::new("users")), None));
+            assert!(matches!(arguments.account, Some(AccountCommand::User(_))));
+        }
+        assert!(Command::try_parse_from(["x", "user", "add", "mia", "--role", "root"]).is_err());
+        assert!(Command::try_parse_from(["x", "user", "add", "mia"]).is_err());
+        let served = Command::try_parse_from(["x"]).expect("no words at all");
+        assert!(served.arguments.account.is_none());
+    }
+}
