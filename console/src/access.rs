@@ -2,9 +2,14 @@
 //! request.
 
 use std::fmt;
+use std::hint::black_box;
 use std::str::FromStr;
 
 use axum::http::Method;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
 
 /// Role of a user or an API token. Each may do what those before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,7 +20,7 @@ pub enum Role {
     Support,
     /// Pauses, resumes and drops, and replays from the archive.
     Operator,
-    /// Drops also what is a legal duty, and ends the sessions of others.
+    /// Drops also what is a legal duty.
     Admin,
 }
 
@@ -34,7 +39,7 @@ pub enum Permission {
     Replay,
     /// Pause, resume, drop, replay from the archive.
     Operate,
-    /// Drop webhooks of compliance topics, end the sessions of others.
+    /// Drop webhooks of compliance topics.
     Administer,
 }
 
@@ -58,7 +63,14 @@ pub struct Caller {
     pub sees_personal_data: bool,
     /// Credential by which the caller is known.
     pub credential: Credential,
+    /// Key that the forms of the caller hold; `None` for a bearer token, whose changes need none.
+    pub session: Option<SessionKey>,
 }
+
+/// Key that the forms of one session hold. It is not the id of the session: a form that leaks is no
+/// login.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SessionKey([u8; 32]);
 
 /// Credential by which a caller is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,6 +160,44 @@ impl RouteEffect {
     }
 }
 
+impl SessionKey {
+    /// A key that nobody can guess.
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// Key of a caller without a session of its own, made from this key of the process.
+    pub(crate) fn of_name(&self, name: &str) -> Self {
+        let mut code =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("BUG: a key may have any length");
+        code.update(name.as_bytes());
+        Self(code.finalize().into_bytes().into())
+    }
+
+    /// The key as the value of a form's field.
+    pub(crate) fn token(&self) -> String {
+        URL_SAFE_NO_PAD.encode(self.0)
+    }
+
+    /// True if a form or a header held this key.
+    pub(crate) fn is_token(&self, given: &[u8]) -> bool {
+        is_same(self.token().as_bytes(), given)
+    }
+}
+
+// Written by hand: the key is a secret.
+impl fmt::Debug for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionKey")
+    }
+}
+
+/// Compares in a time that depends on the lengths only.
+pub(crate) fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let different = one.iter().zip(other).fold(0, |bits, (one, other)| bits | (one ^ other));
+    black_box(different) == 0 && one.len() == other.len()
+}
+
 impl Caller {
     /// True if the caller has the permission.
     pub fn may(&self, permission: Permission) -> bool {
@@ -171,7 +221,18 @@ mod tests {
 
     fn caller(role: Role, sees_personal_data: bool) -> Caller {
         let name = role.name().to_owned();
-        Caller { name, role, sees_personal_data, credential: Credential::Bearer }
+        Caller { name, role, sees_personal_data, credential: Credential::Bearer, session: None }
+    }
+
+    #[test]
+    fn a_key_fits_itself_only_and_is_not_printed() {
+        let key = SessionKey::random();
+        assert!(key.is_token(key.token().as_bytes()));
+        assert!(!key.is_token(b"") && !key.is_token(&key.token().as_bytes()[1..]));
+        assert!(!key.is_token(SessionKey::random().token().as_bytes()));
+        assert_eq!(key.of_name("mia"), key.of_name("mia"));
+        assert!(key.of_name("mia") != key.of_name("leo") && key.of_name("mia") != key);
+        assert_eq!(format!("{key:?}"), "SessionKey");
     }
 
     #[test]

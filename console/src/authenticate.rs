@@ -3,10 +3,11 @@
 
 use std::future::ready;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use axum::http::request::Parts;
 
-use crate::access::{Caller, Credential, Role};
+use crate::access::{Caller, Credential, Role, SessionKey};
 
 /// Finding of an [`Authenticate`]: the caller, or `None` if the request names none.
 pub type FoundCaller<'a> = Pin<Box<dyn Future<Output = Option<Caller>> + Send + 'a>>;
@@ -15,6 +16,31 @@ pub type FoundCaller<'a> = Pin<Box<dyn Future<Output = Option<Caller>> + Send + 
 pub trait Authenticate: Send + Sync {
     /// Finds the caller. A credential that is wrong counts as none.
     fn caller<'a>(&'a self, head: &'a Parts) -> FoundCaller<'a>;
+
+    /// True if there is a login page, to which a browser without a session is sent.
+    fn has_login(&self) -> bool {
+        false
+    }
+}
+
+/// Asks several, in this order. The first one that knows the caller decides.
+pub struct FirstOf(pub Vec<Arc<dyn Authenticate>>);
+
+impl Authenticate for FirstOf {
+    fn caller<'a>(&'a self, head: &'a Parts) -> FoundCaller<'a> {
+        Box::pin(async move {
+            for one in &self.0 {
+                if let Some(caller) = one.caller(head).await {
+                    return Some(caller);
+                }
+            }
+            None
+        })
+    }
+
+    fn has_login(&self) -> bool {
+        self.0.iter().any(|one| one.has_login())
+    }
 }
 
 /// Takes everybody for one caller, without a login. For a console on loopback only: the settings
@@ -36,6 +62,7 @@ impl AnonymousAccess {
             role,
             sees_personal_data: role >= Role::Support,
             credential: Credential::Ambient,
+            session: Some(SessionKey::random()),
         };
         Self { caller }
     }
@@ -54,5 +81,35 @@ pub struct NoAccess;
 impl Authenticate for NoAccess {
     fn caller<'a>(&'a self, _head: &'a Parts) -> FoundCaller<'a> {
         Box::pin(ready(None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_first_that_knows_the_caller_decides() {
+        let (head, ()) = Request::new(()).into_parts();
+        let viewer: Arc<dyn Authenticate> = Arc::new(AnonymousAccess::new(Role::Viewer));
+        let admin: Arc<dyn Authenticate> = Arc::new(AnonymousAccess::new(Role::Admin));
+        let all = FirstOf(vec![Arc::new(NoAccess), viewer, admin]);
+        let found = all.caller(&head).await.expect("the second knows everybody");
+        assert_eq!(found.role, Role::Viewer);
+        assert!(!all.has_login());
+        assert_eq!(FirstOf(Vec::new()).caller(&head).await, None);
+    }
+
+    #[tokio::test]
+    async fn two_processes_give_anonymous_callers_different_keys() {
+        let (head, ()) = Request::new(()).into_parts();
+        let one = AnonymousAccess::new(Role::Admin);
+        let other = AnonymousAccess::new(Role::Admin);
+        let key = |caller: Option<Caller>| caller.and_then(|caller| caller.session);
+        let first = key(one.caller(&head).await);
+        assert!(first.is_some() && first == key(one.caller(&head).await));
+        assert!(first != key(other.caller(&head).await));
     }
 }

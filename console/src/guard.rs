@@ -1,16 +1,33 @@
 //! The guard before every handler: which host, who is it, may they, and does a change come from us.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
+use axum::http::header::{ACCEPT, LOCATION};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio::time::timeout;
 
-use crate::access::{Credential, Permission, RouteEffect};
+use crate::access::{Caller, Credential, Permission, RouteEffect};
 use crate::authenticate::Authenticate;
+use crate::csrf::ensure_token;
+use crate::login::LOGIN;
 use crate::origin::AllowedHosts;
 use crate::pages::problem::PageProblem;
 use crate::problem::ProblemDetails;
+
+/// Largest body of a change. A form has some hundred bytes.
+const BODY_MAX: usize = 64 << 10;
+/// Time for the body of a change.
+const BODY_WITHIN: Duration = Duration::from_secs(10);
+/// Header of a request by htmx, and the one by which it goes to another page.
+const HX_REQUEST: &str = "hx-request";
+const HX_REDIRECT: HeaderName = HeaderName::from_static("hx-redirect");
 
 /// Checks that every route has in common.
 #[derive(Clone)]
@@ -53,52 +70,102 @@ pub(crate) async fn admit(
     request: Request,
     next: Next,
 ) -> Response {
-    match route.check(request).await {
-        Ok(request) => next.run(request).await,
+    let (mut head, body) = request.into_parts();
+    match route.check(&mut head, body).await {
+        Ok(body) => next.run(Request::from_parts(head, body)).await,
         Err(problem) if route.is_api => problem.into_response(),
+        Err(problem) if problem.status() == StatusCode::UNAUTHORIZED => {
+            let has_login = route.gate.authenticator.has_login();
+            let login = (has_login && route.effect == RouteEffect::Read).then(|| to_login(&head));
+            login.flatten().unwrap_or_else(|| PageProblem(problem).into_response())
+        }
         Err(problem) => PageProblem(problem).into_response(),
     }
 }
 
 impl GuardedRoute {
-    async fn check(&self, request: Request) -> Result<Request, ProblemDetails> {
-        let (mut head, body) = request.into_parts();
-        let caller =
-            match self.permission {
-                Permission::Public => None,
-                _ => {
-                    let caller = self.gate.authenticator.caller(&head).await;
-                    Some(caller.ok_or_else(|| {
-                        ProblemDetails::unauthorized("log in, or send an API token")
-                    })?)
-                }
-            };
+    /// Checks a request in the order of what a check costs. Nobody who is not known makes us read a body, except
+    /// that of a login.
+    async fn check(&self, head: &mut Parts, body: Body) -> Result<Body, ProblemDetails> {
+        let caller = match self.permission {
+            Permission::Public => None,
+            _ => Some(self.known(head).await?),
+        };
         let is_meant =
             caller.as_ref().is_some_and(|caller| caller.credential == Credential::Bearer);
         if self.effect == RouteEffect::Change && !is_meant {
             self.gate.hosts.ensure_same_origin(&head.headers)?;
         }
-        if let Some(caller) = caller {
-            if !caller.may(self.permission) {
-                let needed = self.permission.description();
-                let name = &caller.name;
-                return Err(ProblemDetails::forbidden(format!("{name} needs {needed} for this")));
+        if let Some(caller) = &caller
+            && !caller.may(self.permission)
+        {
+            let needed = self.permission.description();
+            let name = &caller.name;
+            return Err(ProblemDetails::forbidden(format!("{name} needs {needed} for this")));
+        }
+        let body = match self.effect {
+            RouteEffect::Read => body,
+            RouteEffect::Change => {
+                let body = read(body).await?;
+                if let Some(caller) = &caller {
+                    ensure_token(caller, &head.headers, &body)?;
+                }
+                Body::from(body)
             }
+        };
+        if let Some(caller) = caller {
             head.extensions.insert(caller);
         }
-        Ok(Request::from_parts(head, body))
+        Ok(body)
     }
+
+    async fn known(&self, head: &Parts) -> Result<Caller, ProblemDetails> {
+        let caller = self.gate.authenticator.caller(head).await;
+        caller.ok_or_else(|| ProblemDetails::unauthorized("log in, or send an API token"))
+    }
+}
+
+/// Reads the body of a change.
+async fn read(body: Body) -> Result<Bytes, ProblemDetails> {
+    let read = timeout(BODY_WITHIN, to_bytes(body, BODY_MAX)).await;
+    let late = |_| {
+        ProblemDetails::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not come in time")
+    };
+    read.map_err(late)?.map_err(|_| {
+        let told = format!("the body has more than {BODY_MAX} bytes, or did not come whole");
+        ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", told)
+    })
+}
+
+/// Sends a browser to the login, and from there back to the page. A stream of events is not sent: it would take the
+/// login page for its events.
+fn to_login(head: &Parts) -> Option<Response> {
+    let accepted = head.headers.get(ACCEPT).map(HeaderValue::as_bytes).unwrap_or_default();
+    if accepted.starts_with(b"text/event-stream") {
+        return None;
+    }
+    if head.headers.contains_key(HX_REQUEST) {
+        let to = [(HX_REDIRECT, HeaderValue::from_static(LOGIN))];
+        return Some((StatusCode::UNAUTHORIZED, to).into_response());
+    }
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    let path = utf8_percent_encode(path, NON_ALPHANUMERIC);
+    let to = HeaderValue::from_str(&format!("{LOGIN}?next={path}")).ok()?;
+    Some((StatusCode::SEE_OTHER, [(LOCATION, to)]).into_response())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
     use axum::Router;
-    use axum::body::Body;
-    use axum::http::StatusCode;
+    use hyper::body::Frame;
     use tower::ServiceExt as _;
 
     use super::*;
-    use crate::access::{Caller, Role};
+    use crate::access::{Role, SessionKey};
     use crate::authenticate::{AnonymousAccess, FoundCaller, NoAccess};
     use crate::route::{ConsoleRoute, RouteTable};
 
@@ -108,7 +175,7 @@ mod tests {
     struct ByToken;
 
     impl Authenticate for ByToken {
-        fn caller<'a>(&'a self, head: &'a axum::http::request::Parts) -> FoundCaller<'a> {
+        fn caller<'a>(&'a self, head: &'a Parts) -> FoundCaller<'a> {
             let text = head.headers.get("authorization").and_then(|value| value.to_str().ok());
             let role = text.and_then(|text| text.strip_prefix("Bearer ")?.parse().ok());
             let caller = role.map(|role: Role| Caller {
@@ -116,6 +183,7 @@ mod tests {
                 role,
                 sees_personal_data: false,
                 credential: Credential::Bearer,
+                session: None,
             });
             Box::pin(std::future::ready(caller))
         }
@@ -177,20 +245,119 @@ mod tests {
         }
     }
 
+    /// Knows everybody as one user with a session.
+    struct BySession(SessionKey);
+
+    impl Authenticate for BySession {
+        fn caller<'a>(&'a self, _: &'a Parts) -> FoundCaller<'a> {
+            let caller = Caller {
+                name: "mia".to_owned(),
+                role: Role::Operator,
+                sees_personal_data: false,
+                credential: Credential::Ambient,
+                session: Some(self.0.clone()),
+            };
+            Box::pin(std::future::ready(Some(caller)))
+        }
+    }
+
+    /// A body of which nothing comes.
+    struct NeverEnding;
+
+    impl hyper::body::Body for NeverEnding {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Pending
+        }
+    }
+
+    /// Knows nobody, but has a login.
+    struct LoginOnly;
+
+    impl Authenticate for LoginOnly {
+        fn caller<'a>(&'a self, _: &'a Parts) -> FoundCaller<'a> {
+            Box::pin(std::future::ready(None))
+        }
+
+        fn has_login(&self) -> bool {
+            true
+        }
+    }
+
     #[tokio::test]
     async fn a_change_by_a_browser_comes_from_our_own_page() {
-        let anonymous = router(Arc::new(AnonymousAccess::new(Role::Admin)));
+        let key = SessionKey::random();
+        let token = key.token();
+        let by_session = router(Arc::new(BySession(key)));
         for path in ["/api/v1/drop", "/login"] {
-            let ours = [("sec-fetch-site", "same-origin")];
-            assert_eq!(status(&anonymous, "POST", path, &ours).await, StatusCode::OK);
+            let ours = [("sec-fetch-site", "same-origin"), ("x-csrf-token", &*token)];
+            assert_eq!(status(&by_session, "POST", path, &ours).await, StatusCode::OK);
             for other in [&[("sec-fetch-site", "cross-site")][..], &[("origin", "null")], &[]] {
-                let answer = status(&anonymous, "POST", path, other).await;
+                let with_token = [other, &[("x-csrf-token", &*token)]].concat();
+                let answer = status(&by_session, "POST", path, &with_token).await;
                 assert_eq!(answer, StatusCode::FORBIDDEN, "{path} {other:?}");
             }
         }
         let bearer = [("authorization", "Bearer operator")];
         let by_token = router(Arc::new(ByToken));
         assert_eq!(status(&by_token, "POST", "/api/v1/drop", &bearer).await, StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn a_change_by_a_browser_holds_the_token_of_its_session() {
+        let key = SessionKey::random();
+        let token = key.token();
+        let router = router(Arc::new(BySession(key)));
+        let other = SessionKey::random().token();
+        let send = async |body: String| {
+            let request = axum::http::Request::post("/api/v1/drop")
+                .header("host", HOST)
+                .header("sec-fetch-site", "same-origin")
+                .header("content-type", "application/x-www-form-urlencoded");
+            let request = request.body(Body::from(body)).unwrap();
+            router.clone().oneshot(request).await.unwrap().status()
+        };
+        assert_eq!(send(format!("a=b&csrf={token}")).await, StatusCode::OK);
+        assert_eq!(send(format!("a=b&csrf={other}")).await, StatusCode::FORBIDDEN);
+        assert_eq!(send("a=b".to_owned()).await, StatusCode::FORBIDDEN);
+        let long = format!("csrf={token}&a={}", "x".repeat(BODY_MAX));
+        assert_eq!(send(long).await, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_never_comes_is_given_up() {
+        let read = read(Body::new(NeverEnding)).await;
+        assert_eq!(read.map_err(|problem| problem.code), Err("timeout".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_browser_without_a_session_is_sent_to_the_login_and_back() {
+        let router = router(Arc::new(LoginOnly));
+        let send = async |method: &str, path: &str, header: (&str, &str)| {
+            let request = axum::http::Request::builder().method(method).uri(path);
+            let request = request.header("host", HOST).header("sec-fetch-site", "same-origin");
+            let request = request.header(header.0, header.1).body(Body::empty()).unwrap();
+            router.clone().oneshot(request).await.unwrap()
+        };
+        let any = ("accept", "text/html");
+        let answer = send("GET", "/?a=b&c=%0d%0aX:y", any).await;
+        assert_eq!(answer.status(), StatusCode::SEE_OTHER);
+        let to = answer.headers()[LOCATION].to_str().unwrap();
+        assert_eq!(to, "/login?next=%2F%3Fa%3Db%26c%3D%250d%250aX%3Ay");
+        let unknown = StatusCode::UNAUTHORIZED;
+        assert_eq!(send("GET", "/api/v1/body", any).await.status(), unknown);
+        assert_eq!(send("POST", "/api/v1/drop", any).await.status(), unknown);
+        assert_eq!(send("GET", "/", ("accept", "text/event-stream")).await.status(), unknown);
+        let by_htmx = send("GET", "/", ("hx-request", "true")).await;
+        assert_eq!(
+            (by_htmx.status(), &by_htmx.headers()[HX_REDIRECT]),
+            (unknown, &HeaderValue::from_static("/login"))
+        );
     }
 
     #[tokio::test]

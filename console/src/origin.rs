@@ -14,7 +14,10 @@ const SEC_FETCH_SITE: &str = "sec-fetch-site";
 
 /// Hosts under which the console is reached, with their ports, in lower case.
 #[derive(Debug, Clone)]
-pub struct AllowedHosts(Vec<String>);
+pub struct AllowedHosts {
+    hosts: Vec<String>,
+    is_https_only: bool,
+}
 
 impl AllowedHosts {
     /// The address itself, with `localhost` for loopback, and further `hosts` such as
@@ -24,8 +27,20 @@ impl AllowedHosts {
         if address.ip().is_loopback() {
             allowed.push(format!("localhost:{}", address.port()));
         }
+        if [80, 443].contains(&address.port()) {
+            // A browser leaves out the port that is the scheme's own.
+            let named = allowed.clone();
+            let without = named.iter().filter_map(|host| host.rsplit_once(':'));
+            allowed.extend(without.map(|(host, _)| host.to_owned()));
+        }
         allowed.extend(hosts.into_iter().map(|host| host.to_ascii_lowercase()));
-        Self(allowed)
+        Self { hosts: allowed, is_https_only: false }
+    }
+
+    /// Takes no page of `http://` for one of ours.
+    #[must_use]
+    pub fn https_only(self) -> Self {
+        Self { is_https_only: true, ..self }
     }
 
     /// Refuses a request for a host that is none of ours.
@@ -33,11 +48,17 @@ impl AllowedHosts {
     /// # Errors
     /// The problem to answer with.
     pub fn ensure_host(&self, headers: &HeaderMap) -> Result<(), ProblemDetails> {
-        let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        if self.0.contains(&host.to_ascii_lowercase()) {
-            return Ok(());
+        let mut given = headers.get_all(HOST).into_iter();
+        // With two of them, a proxy and we may read different ones.
+        if let (Some(host), None) = (given.next(), given.next()) {
+            let host = host.to_str().unwrap_or_default().to_ascii_lowercase();
+            if self.hosts.contains(&host) {
+                return Ok(());
+            }
         }
-        Err(ProblemDetails::forbidden("the Host header names no host of this console"))
+        Err(ProblemDetails::forbidden(
+            "the Host header names no host of this console: add it to CONSOLE_HOSTS",
+        ))
     }
 
     /// Refuses a change that a page of another site made a browser send. A browser sends at least one of
@@ -61,8 +82,9 @@ impl AllowedHosts {
     }
 
     fn is_ours(&self, origin: &str) -> bool {
-        let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
-        host.is_some_and(|host| self.0.iter().any(|allowed| allowed == host))
+        let plain = || origin.strip_prefix("http://").filter(|_| !self.is_https_only);
+        let host = origin.strip_prefix("https://").or_else(plain);
+        host.is_some_and(|host| self.hosts.iter().any(|allowed| allowed == host))
     }
 }
 
@@ -88,6 +110,13 @@ mod tests {
             assert!(hosts().ensure_host(&headers(&[("host", host)])).is_err(), "{host}");
         }
         assert!(hosts().ensure_host(&HeaderMap::new()).is_err());
+        let mut two = headers(&[("host", "localhost:9820")]);
+        two.append(HOST, "evil.example".parse().unwrap());
+        assert!(hosts().ensure_host(&two).is_err());
+        let standard = AllowedHosts::new("127.0.0.1:443".parse().unwrap(), []);
+        for host in ["127.0.0.1", "127.0.0.1:443", "localhost"] {
+            assert!(standard.ensure_host(&headers(&[("host", host)])).is_ok(), "{host}");
+        }
     }
 
     #[test]
@@ -102,5 +131,14 @@ mod tests {
         assert!(!is_ok(&[("origin", "null")]));
         assert!(!is_ok(&[("origin", "https://evil.example")]));
         assert!(!is_ok(&[]));
+    }
+
+    #[test]
+    fn with_tls_a_page_without_it_is_not_ours() {
+        let by_origin = |origin: &str| {
+            hosts().https_only().ensure_same_origin(&headers(&[("origin", origin)])).is_ok()
+        };
+        assert!(by_origin("https://localhost:9820"));
+        assert!(!by_origin("http://localhost:9820"));
     }
 }

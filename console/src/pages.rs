@@ -5,5 +5,6 @@
 
 mod figures;
 pub mod frame;
+pub mod login;
 pub mod overview;
 pub mod problem;

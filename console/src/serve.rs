@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::Request;
+use axum::http::header::HOST;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -22,6 +23,8 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use crate::headers::require_https;
 
 /// Connections at once. Ten people with some tabs each, and a few scripts.
 const CONNECTIONS_MAX: usize = 256;
@@ -108,9 +111,18 @@ impl ConnectionParts {
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let router = TowerToHyperService::new(self.router);
+        let is_tls = self.tls.is_some();
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer);
-            router.call(request)
+            let host = request.headers().get(HOST).cloned();
+            let answer = router.call(request);
+            async move {
+                let mut answer = answer.await?;
+                if is_tls {
+                    require_https(&mut answer, host.as_ref());
+                }
+                Ok::<_, Infallible>(answer)
+            }
         });
         let mut connection = pin!(self.http.serve_connection(TokioIo::new(stream), service));
         let served = tokio::select! {

@@ -11,6 +11,7 @@ pub const SETTING_NAMES: &[&str] = &[
     "ARCHIVE_MAX_DELAY",
     "ARCHIVE_OBJECT_SIZE",
     "ARCHIVE_URL",
+    "AUDIT_KEEP",
     "BACKEND_CA_FILE",
     "BACKEND_CERT_FILE",
     "BACKEND_HEADERS_FILE",
@@ -21,7 +22,12 @@ pub const SETTING_NAMES: &[&str] = &[
     "COALESCE_TOPICS",
     "CONSOLE_ANONYMOUS_ROLE",
     "CONSOLE_HOSTS",
+    "CONSOLE_INSECURE",
     "CONSOLE_LISTEN",
+    "CONSOLE_TLS_CERT_FILE",
+    "CONSOLE_TLS_KEY_FILE",
+    "CONSOLE_TOKENS_FILE",
+    "CONSOLE_USERS_FILE",
     "CONSUMER",
     "DEAD_KEEP",
     "DEAD_MAX",
@@ -130,6 +136,8 @@ pub const SETTING_NAMES: &[&str] = &[
     "SUPPRESS_TOPICS",
     "TLS_CERT_FILE",
     "TLS_KEY_FILE",
+    "TRUSTED_PROXIES",
+    "TRUSTED_USER_HEADER",
 ];
 
 /// Most letters by which a mistyped name differs. With more, names of other programs would be

@@ -1,15 +1,23 @@
 //! Every change of a cell goes through [`audited`]: it is recorded before it is made, and with its end.
 
 use std::env;
+use std::ops::RangeInclusive;
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use spillway_process::Checker;
 use spillway_queue::audit::{Audit, AuditEnd, AuditWay, AuditedChange};
 use spillway_queue::{Connection, Redis};
 
 use crate::failure::Failure;
 
+const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Time for which records are kept.
-const KEEP: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const KEEP_DEFAULT: &str = "365d";
+/// Shortest and longest time for which they may be kept. A change can't delete the records of the day before.
+const KEEP_RANGE: RangeInclusive<Duration> = DAY..=DAY.saturating_mul(3653);
+/// The time, once it is known in this process.
+static KEEP: OnceLock<Duration> = OnceLock::new();
 
 /// The one who makes a change, and the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +46,25 @@ impl Actor {
     }
 }
 
+/// Checks `AUDIT_KEEP`, and keeps records for this time from now on.
+pub(crate) fn check_keep(checker: &mut Checker, text: &str) {
+    let keep = checker.duration("AUDIT_KEEP", text, KEEP_RANGE);
+    // The first one stays: there is one setting in a process.
+    KEEP.set(keep).ok();
+}
+
+/// Time for which records are kept: `AUDIT_KEEP`, from the environment or an env file.
+pub(crate) fn keep() -> Result<Duration, Failure> {
+    if let Some(keep) = KEEP.get() {
+        return Ok(*keep);
+    }
+    let given = env::var("AUDIT_KEEP").ok().filter(|text| !text.trim().is_empty());
+    let mut checker = Checker::default();
+    let text = given.as_deref().unwrap_or(KEEP_DEFAULT);
+    let keep = checker.duration("AUDIT_KEEP", text, KEEP_RANGE);
+    Ok(checker.finish(keep)?)
+}
+
 fn user(variable: impl Fn(&str) -> Option<String>) -> String {
     let named = ["SUDO_USER", "USER", "LOGNAME"].into_iter().filter_map(variable);
     let mut named = named.filter(|name| !name.is_empty());
@@ -55,7 +82,7 @@ pub(crate) async fn audited<T>(
     work: impl Future<Output = Result<(T, u64), Failure>>,
 ) -> Result<T, Failure> {
     let mut connection = connection.clone();
-    let audit = Audit::new(redis.clone(), KEEP);
+    let audit = Audit::new(redis.clone(), keep()?);
     let change = AuditedChange {
         actor: actor.name.clone(),
         way: actor.way,
@@ -78,6 +105,17 @@ pub(crate) async fn audited<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn records_are_kept_for_a_day_at_least() {
+        let keep = |text: &str| {
+            let mut checker = Checker::default();
+            let keep = checker.duration("AUDIT_KEEP", text, KEEP_RANGE);
+            checker.finish(keep)
+        };
+        assert_eq!(keep(KEEP_DEFAULT), Ok(365 * DAY));
+        assert!(keep("1h").is_err() && keep("0").is_err() && keep("30years").is_err());
+    }
 
     #[test]
     fn the_one_who_used_sudo_is_named() {

@@ -2,6 +2,7 @@
 //! [`failure`] defines messages and exit codes.
 
 mod archive;
+mod audit;
 mod audited;
 mod cli;
 mod config;

@@ -123,6 +123,7 @@ mod tests {
             role: Role::Viewer,
             sees_personal_data: false,
             credential: Credential::Ambient,
+            session: None,
         };
         let text = page(&caller, &overview).into_string();
         for shown in ["1,234,567", "1m 1s", "&lt;b&gt;http", "&lt;img src=x&gt;", "&lt;i&gt;mia"] {

@@ -1,15 +1,28 @@
 //! Settings of the console.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use axum::http::HeaderName;
+use axum::http::uri::Authority;
 use clap::Args;
-use spillway_console::authenticate::{AnonymousAccess, Authenticate, NoAccess};
+use spillway_console::authenticate::{AnonymousAccess, Authenticate, FirstOf};
+use spillway_console::login::{LoginDesk, SessionAccess};
 use spillway_console::origin::AllowedHosts;
+use spillway_console::proxy::{ProxyAccess, TrustedProxies};
+use spillway_console::sessions::SessionCookie;
+use spillway_console::tls::acceptor;
+use spillway_console::tokens::BearerAccess;
+use spillway_console::users::Users;
 use spillway_console::{ConsoleGate, Role};
 use spillway_process::Checker;
+use spillway_process::reload::FromFiles;
 use spillway_process::telemetry::LogFormat;
+use tokio_rustls::TlsAcceptor;
 
+use super::files::{ConsoleCertificate, TokensFile, UsersFile};
+use crate::audited;
 use crate::failure::Failure;
 use crate::place::CellArgs;
 
@@ -21,7 +34,7 @@ pub(super) struct ConsoleArgs {
     #[command(flatten)]
     place: CellArgs,
 
-    /// Address on which the console listens. It has to be one of loopback
+    /// Address on which the console listens. One that is not of loopback needs TLS
     #[arg(long, env = "CONSOLE_LISTEN", default_value = "127.0.0.1:9820")]
     listen: String,
 
@@ -35,10 +48,59 @@ pub(super) struct ConsoleArgs {
     #[arg(long, env = "CONSOLE_ANONYMOUS_ROLE", value_name = "ROLE")]
     anonymous_role: Option<String>,
 
+    #[command(flatten)]
+    access: AccountArgs,
+
+    #[command(flatten)]
+    tls: ConsoleTlsArgs,
+
+    /// Time for which the audit keeps its records: who changed what
+    #[arg(long, env = "AUDIT_KEEP", default_value = audited::KEEP_DEFAULT)]
+    audit_keep: String,
+
     /// Format of the log on standard error: text or json. RUST_LOG sets the level, such as info or
     /// debug
     #[arg(long, env = "LOG_FORMAT", default_value = "text")]
     log_format: String,
+}
+
+/// Users and tokens, as given.
+#[derive(Debug, Args)]
+pub(super) struct AccountArgs {
+    /// File with the users, which `spillway console user` edits; read again within 10 s of a change
+    #[arg(long, env = "CONSOLE_USERS_FILE", value_name = "FILE", global = true)]
+    pub users_file: Option<PathBuf>,
+
+    /// File with the API tokens, which `spillway console token` edits; read again within 10 s of a change
+    #[arg(long, env = "CONSOLE_TOKENS_FILE", value_name = "FILE", global = true)]
+    pub tokens_file: Option<PathBuf>,
+
+    /// Header in which a proxy names its user, such as X-Forwarded-User. It is believed from the addresses
+    /// of TRUSTED_PROXIES only, and the user has to be in the file of users
+    #[arg(long, env = "TRUSTED_USER_HEADER", value_name = "HEADER")]
+    trusted_user_header: Option<String>,
+
+    /// Addresses and ranges of proxies in front of the console, such as 127.0.0.1 or 10.1.0.0/16, separated
+    /// by commas. The address of a client is taken from their X-Forwarded-For
+    #[arg(long, env = "TRUSTED_PROXIES", value_name = "ADDRESSES")]
+    trusted_proxies: Option<String>,
+}
+
+/// TLS, as given.
+#[derive(Debug, Args)]
+pub(super) struct ConsoleTlsArgs {
+    /// PEM file of the console's certificate, followed by its chain; read again within 10 s of a change
+    #[arg(long, env = "CONSOLE_TLS_CERT_FILE", value_name = "FILE")]
+    tls_cert_file: Option<PathBuf>,
+
+    /// PEM file of the private key of that certificate
+    #[arg(long, env = "CONSOLE_TLS_KEY_FILE", value_name = "FILE")]
+    tls_key_file: Option<PathBuf>,
+
+    /// Listen without TLS where others can reach it: true or false. Passwords and webhooks can be read on
+    /// the way. For a private network with a proxy that speaks TLS
+    #[arg(long, env = "CONSOLE_INSECURE", default_value = "false")]
+    insecure: String,
 }
 
 /// Settings of the console, after the check.
@@ -49,8 +111,21 @@ pub(super) struct ConsoleSettings {
     pub listen: SocketAddr,
     /// Checks that every route has in common.
     pub gate: ConsoleGate,
+    /// Place where users log in, if there are any.
+    pub desk: Option<Arc<LoginDesk>>,
+    /// TLS, if there is a certificate.
+    pub tls: Option<TlsAcceptor>,
+    /// State that is read again when its files change.
+    pub files: Vec<Arc<dyn FromFiles>>,
     /// Format of the log.
     pub log_format: LogFormat,
+}
+
+/// Callers that are known, and the files that say who they are.
+struct KnownCallers {
+    known: Vec<Arc<dyn Authenticate>>,
+    desk: Option<Arc<LoginDesk>>,
+    files: Vec<Arc<dyn FromFiles>>,
 }
 
 impl ConsoleArgs {
@@ -59,29 +134,177 @@ impl ConsoleArgs {
         let mut checker = Checker::default();
         self.place.redis()?;
         let listen = checker.address("CONSOLE_LISTEN", &self.listen, "127.0.0.1:9820");
-        if !listen.ip().is_loopback() {
-            checker.mistake(
-                "CONSOLE_LISTEN",
-                format_args!("{listen} can be reached by others: set an address of loopback"),
-            );
-        }
-        let role = given(self.anonymous_role.as_deref()).map(str::parse::<Role>).transpose();
-        let role = role.unwrap_or_else(|problem| {
-            checker.mistake("CONSOLE_ANONYMOUS_ROLE", problem);
-            None
+        let certificate = self.tls.certificate(&mut checker);
+        let is_tls = certificate.is_some();
+        self.tls.ensure_private(&mut checker, listen, is_tls);
+        let hosts = self.hosts(&mut checker);
+        let KnownCallers { mut known, desk, mut files } = self.access.check(&mut checker, is_tls);
+        known.extend(self.anonymous(&mut checker, listen, &hosts));
+        let hosts = AllowedHosts::new(listen, hosts);
+        let hosts = Arc::new(if is_tls { hosts.https_only() } else { hosts });
+        let gate = ConsoleGate { authenticator: Arc::new(FirstOf(known)), hosts };
+        let tls = certificate.map(|certificate| {
+            let tls = acceptor(certificate.shown.clone());
+            files.push(Arc::new(certificate));
+            tls
         });
-        let authenticator: Arc<dyn Authenticate> = match role {
-            Some(role) => Arc::new(AnonymousAccess::new(role)),
-            None => Arc::new(NoAccess),
-        };
-        let hosts = given(self.hosts.as_deref()).into_iter().flat_map(|hosts| hosts.split(','));
-        let hosts = hosts.map(|host| host.trim().to_owned()).filter(|host| !host.is_empty());
-        let hosts = Arc::new(AllowedHosts::new(listen, hosts));
+        audited::check_keep(&mut checker, &self.audit_keep);
         let log_format = checker.choice("LOG_FORMAT", &self.log_format, &LOG_FORMATS);
-        let gate = ConsoleGate { authenticator, hosts };
-        let settings = ConsoleSettings { place: self.place, listen, gate, log_format };
+        let place = self.place;
+        let settings = ConsoleSettings { place, listen, gate, desk, tls, files, log_format };
         Ok(checker.finish(settings)?)
     }
+
+    /// Files of the users and of the tokens, for the commands that edit them.
+    pub(super) fn account_files(&self) -> (Option<&Path>, Option<&Path>) {
+        (self.access.users_file.as_deref(), self.access.tokens_file.as_deref())
+    }
+
+    /// Hosts beside the address.
+    fn hosts(&self, checker: &mut Checker) -> Vec<String> {
+        let hosts = given(self.hosts.as_deref()).into_iter().flat_map(|hosts| hosts.split(','));
+        let hosts = hosts.map(str::trim).filter(|host| !host.is_empty());
+        let hosts: Vec<String> = hosts.map(str::to_owned).collect();
+        for host in &hosts {
+            if host.contains(['/', '@']) || host.parse::<Authority>().is_err() {
+                let form = "such as console.example.com or 192.0.2.1:9820";
+                checker.mistake("CONSOLE_HOSTS", format_args!("{host:?} is no host {form}"));
+            }
+        }
+        hosts
+    }
+
+    /// Everybody, if they have a role without a login. A host that is not of loopback means that others come, by way
+    /// of a proxy.
+    fn anonymous(
+        &self,
+        checker: &mut Checker,
+        listen: SocketAddr,
+        hosts: &[String],
+    ) -> Option<Arc<dyn Authenticate>> {
+        let role = given(self.anonymous_role.as_deref())?;
+        let role = role.parse::<Role>().map_err(|problem| {
+            checker.mistake("CONSOLE_ANONYMOUS_ROLE", problem);
+        });
+        let others = hosts.iter().find(|host| !is_loopback(host));
+        if !listen.ip().is_loopback() {
+            let problem = "is for loopback only: set CONSOLE_USERS_FILE instead";
+            checker.mistake("CONSOLE_ANONYMOUS_ROLE", problem);
+        } else if let Some(host) = others {
+            checker.mistake(
+                "CONSOLE_ANONYMOUS_ROLE",
+                format_args!(
+                    "is for loopback only, and {host} is not: set CONSOLE_USERS_FILE instead"
+                ),
+            );
+        }
+        role.ok().map(|role| Arc::new(AnonymousAccess::new(role)) as Arc<dyn Authenticate>)
+    }
+}
+
+impl AccountArgs {
+    /// Reads the files. A bearer token comes first: a program that sends one means it.
+    fn check(&self, checker: &mut Checker, is_tls: bool) -> KnownCallers {
+        let mut callers = KnownCallers { known: Vec::new(), desk: None, files: Vec::new() };
+        let proxies = given(self.trusted_proxies.as_deref()).map(TrustedProxies::parse);
+        let proxies = proxies.transpose().unwrap_or_else(|problem| {
+            checker.mistake("TRUSTED_PROXIES", problem);
+            None
+        });
+        let proxies = proxies.unwrap_or_default();
+        match file(self.tokens_file.as_ref()).map(TokensFile::read).transpose() {
+            Ok(None) => {}
+            Ok(Some(file)) => {
+                callers.known.push(Arc::new(BearerAccess(file.tokens.clone())));
+                callers.files.push(Arc::new(file));
+            }
+            Err(problem) => checker.mistake("CONSOLE_TOKENS_FILE", problem),
+        }
+        let users = match file(self.users_file.as_ref()).map(UsersFile::read).transpose() {
+            Ok(None) => None,
+            Ok(Some(file)) => {
+                let users = file.users.clone();
+                let cookie = SessionCookie { is_tls };
+                let desk = Arc::new(LoginDesk::new(users.clone(), cookie, proxies.clone()));
+                callers.known.push(Arc::new(SessionAccess(desk.clone())));
+                callers.desk = Some(desk);
+                callers.files.push(Arc::new(file));
+                Some(users)
+            }
+            Err(problem) => {
+                checker.mistake("CONSOLE_USERS_FILE", problem);
+                None
+            }
+        };
+        callers.known.extend(self.by_proxy(checker, proxies, users));
+        callers
+    }
+
+    fn by_proxy(
+        &self,
+        checker: &mut Checker,
+        proxies: TrustedProxies,
+        users: Option<Arc<Users>>,
+    ) -> Option<Arc<dyn Authenticate>> {
+        let header = given(self.trusted_user_header.as_deref())?;
+        let Ok(header) = header.parse::<HeaderName>() else {
+            checker.mistake(
+                "TRUSTED_USER_HEADER",
+                format_args!("{header:?} is no name of a header, such as X-Forwarded-User"),
+            );
+            return None;
+        };
+        if proxies.is_empty() {
+            let problem = "needs TRUSTED_PROXIES: the addresses from which it is believed";
+            checker.mistake("TRUSTED_USER_HEADER", problem);
+        }
+        let Some(users) = users else {
+            let problem = "needs CONSOLE_USERS_FILE, which says what each user may";
+            checker.mistake("TRUSTED_USER_HEADER", problem);
+            return None;
+        };
+        Some(Arc::new(ProxyAccess::new(users, proxies, header)))
+    }
+}
+
+impl ConsoleTlsArgs {
+    fn certificate(&self, checker: &mut Checker) -> Option<ConsoleCertificate> {
+        let files = (file(self.tls_cert_file.as_ref()), file(self.tls_key_file.as_ref()));
+        let read = match files {
+            (None, None) => return None,
+            (Some(certificate), Some(key)) => ConsoleCertificate::read(certificate, key),
+            _ => Err("must be set together with CONSOLE_TLS_KEY_FILE, or not".to_owned()),
+        };
+        read.map_err(|problem| checker.mistake("CONSOLE_TLS_CERT_FILE", problem)).ok()
+    }
+
+    /// Refuses to send passwords and webhooks in the clear, unless it is asked for.
+    fn ensure_private(&self, checker: &mut Checker, listen: SocketAddr, is_tls: bool) {
+        let is_allowed = checker.flag("CONSOLE_INSECURE", &self.insecure);
+        if !listen.ip().is_loopback() && !is_tls && !is_allowed {
+            checker.mistake(
+                "CONSOLE_LISTEN",
+                format_args!(
+                    "{listen} can be reached by others: set CONSOLE_TLS_CERT_FILE and CONSOLE_TLS_KEY_FILE, \
+                     or CONSOLE_INSECURE=true if a proxy speaks TLS, and its network is private"
+                ),
+            );
+        }
+    }
+}
+
+/// True if a host is this machine, for a browser on it.
+fn is_loopback(host: &str) -> bool {
+    let name =
+        host.parse::<Authority>().map_or_else(|_| host.to_owned(), |host| host.host().to_owned());
+    let name = name.trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// An empty path counts as not set.
+fn file(path: Option<&PathBuf>) -> Option<PathBuf> {
+    path.filter(|path| !path.as_os_str().is_empty()).cloned()
 }
 
 /// An empty variable counts as not set.
@@ -107,10 +330,55 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_reach_is_refused() {
+    fn what_others_can_reach_is_refused_without_tls_or_a_word() {
         assert_eq!(mistakes(&["--listen", "[::1]:9820"]), "");
         let told = mistakes(&["--listen", "0.0.0.0:9820"]);
         assert!(told.contains("CONSOLE_LISTEN: 0.0.0.0:9820 can be reached by others"), "{told}");
+        let insecure = ["--listen", "192.0.2.1:9820", "--insecure", "true"];
+        assert_eq!(mistakes(&insecure), "");
+        let told = mistakes(&[&insecure[..], &["--anonymous-role", "viewer"]].concat());
+        assert!(told.contains("CONSOLE_ANONYMOUS_ROLE: is for loopback only"), "{told}");
+    }
+
+    #[test]
+    fn nobody_is_anonymous_behind_a_proxy() {
+        let with = |host| mistakes(&["--anonymous-role", "viewer", "--hosts", host]);
+        assert_eq!(with("localhost:8000, 127.0.0.1:8000,[::1]:8000"), "");
+        assert!(with("console.example.com").contains("console.example.com is not"));
+        assert!(with("a.example/path").contains("is no host"));
+        assert!(with("http://localhost").contains("is no host"));
+    }
+
+    #[test]
+    fn a_trusted_header_needs_addresses_and_users() {
+        let told = mistakes(&["--trusted-user-header", "X-User"]);
+        assert!(
+            told.contains("needs TRUSTED_PROXIES") && told.contains("needs CONSOLE_USERS_FILE")
+        );
+        let users = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(users.path(), "mia:support:*\n").expect("write");
+        let file = users.path().to_str().expect("a plain path");
+        let good = ["--users-file", file, "--trusted-user-header", "X-User"];
+        let with = |proxies: &str| mistakes(&[&good[..], &["--trusted-proxies", proxies]].concat());
+        assert_eq!(with("127.0.0.1, 10.1.0.0/16"), "");
+        assert!(with("0.0.0.0/0").contains("TRUSTED_PROXIES: "));
+    }
+
+    #[test]
+    fn files_that_are_missing_are_told_with_their_setting() {
+        let none = "/nonexistent/file";
+        let told =
+            mistakes(&["--users-file", none, "--tokens-file", none, "--tls-cert-file", none]);
+        for setting in [
+            "CONSOLE_USERS_FILE: cannot",
+            "CONSOLE_TOKENS_FILE: cannot",
+            "CONSOLE_TLS_CERT_FILE: must",
+        ] {
+            assert!(told.contains(setting), "{setting}: {told}");
+        }
+        let told = mistakes(&["--tls-cert-file", none, "--tls-key-file", none]);
+        assert!(told.contains("CONSOLE_TLS_CERT_FILE: cannot read"), "{told}");
+        assert_eq!(mistakes(&["--users-file", "", "--tls-cert-file", ""]), "");
     }
 
     #[test]
