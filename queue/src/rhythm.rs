@@ -88,8 +88,7 @@ impl RhythmReporter {
         Self { redis, least, cursor: "0".to_owned() }
     }
 
-    /// Adds what a receiver saw. Returns the number of pairs that were added before a failure, if there was one: the
-    /// rest may be reported again.
+    /// Adds what a receiver saw. After a failure, the rest may be reported again.
     ///
     /// # Errors
     /// The number of pairs that are added, and the error of Redis. [`QueueError::Full`] if Redis has no room.

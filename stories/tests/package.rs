@@ -122,9 +122,10 @@ fn what_an_administrator_has_ordered_otherwise_stays() {
     assert!(!machine.was_called("chown root:root /etc/spillway"));
 }
 
-const SERVICES: [(&str, &str); 4] = [
+const SERVICES: [(&str, &str); 5] = [
     ("spillway", "spillway-downstreamer.service"),
     ("spillway", "spillway-archiver.service"),
+    ("spillway", "spillway-console.service"),
     ("spillway", "spillway-receiver.service"),
     ("spillway-kafka", "spillway-kafka.service"),
 ];
@@ -295,7 +296,7 @@ fn what_pages_name_by_its_installed_path_is_in_a_package() {
     let pages = ["README.md", "SECURITY.md", "CHANGELOG.md", "docs", "ops/debian/man", "ops/nginx"];
     let pages =
         pages.into_iter().chain(["ops/redis.conf", "ops/debian/spillway.env", "ops/prometheus"]);
-    let pages = pages.chain(["ops/debian/archiver.env"]);
+    let pages = pages.chain(["ops/debian/archiver.env", "ops/debian/console.env"]);
     let mut count = 0;
     for page in pages.flat_map(|page| texts(&repository().join(page))) {
         // Pictures name nothing.
@@ -311,7 +312,11 @@ fn what_pages_name_by_its_installed_path_is_in_a_package() {
 /// A password of a broker, and access to a bucket. systemd reads these files, or copies them for their service.
 #[test]
 fn files_with_access_to_other_systems_are_installed_for_root_alone() {
-    for (package, file) in [("spillway", "archiver.env"), ("kafka_producer", "kafka.properties")] {
+    for (package, file) in [
+        ("spillway", "archiver.env"),
+        ("spillway", "console.env"),
+        ("kafka_producer", "kafka.properties"),
+    ] {
         let manifest = repository().join(package).join("Cargo.toml");
         let manifest = fs::read_to_string(manifest).expect("read a manifest");
         let row = format!("[\"../ops/debian/{file}\", \"etc/spillway/\", \"600\"]");

@@ -55,7 +55,7 @@ async fn tell(
 }
 
 /// Value of a field that is filled in.
-fn field<'a>(fields: &'a DemoFields, name: &str) -> Option<&'a str> {
+fn field<'a>(fields: &'a [(String, String)], name: &str) -> Option<&'a str> {
     let found = fields.iter().find(|(field, value)| field == name && !value.is_empty());
     found.map(|(_, value)| value.as_str())
 }
