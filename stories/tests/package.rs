@@ -173,7 +173,7 @@ fn what_is_masked_is_left_alone_without_a_word() {
 }
 
 /// Files in `/etc/spillway` that `postinst` makes, or that a page tells its reader to make.
-const MADE_THERE: [&str; 14] = [
+const MADE_THERE: [&str; 19] = [
     "client-secret",
     "client-secret-old",
     "receiver.env",
@@ -188,6 +188,11 @@ const MADE_THERE: [&str; 14] = [
     "apps.toml",
     "shop-secrets",
     "secrets-token",
+    "console",
+    "console/users",
+    "console/tokens",
+    "console/tls.pem",
+    "console/tls.key",
 ];
 
 /// Source and destination of each asset of a package, from the manifest of its crate.
