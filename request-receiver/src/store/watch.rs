@@ -158,7 +158,6 @@ impl RedisWatch {
             *connection = None;
             return Ok((facts, verdict));
         }
-        self.note_losses(connected, &facts).await;
         if matches!(verdict, HealthVerdict::Usable { .. }) {
             match consumers::register(&self.redis, connected, None, StartAt::Oldest).await {
                 Err(error @ (QueueError::OlderPrefix | QueueError::Restoring)) => {
@@ -172,6 +171,9 @@ impl RedisWatch {
                 let event = if is_alive { StoreEvent::ClaimTheirs } else { StoreEvent::ClaimFree };
                 self.store.gate().on(event);
             }
+        }
+        if !matches!(verdict, HealthVerdict::Refused(_)) {
+            self.note_losses(connected, &facts).await;
         }
         self.show_consumers(connected).await;
         Ok((facts, verdict))
