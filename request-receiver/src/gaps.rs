@@ -52,6 +52,7 @@ pub struct CollectedGaps {
 
 #[derive(Default)]
 struct GapPart {
+    /// With a count of 0, a pair was taken, and none came since. The next time it is left out.
     seen: HashMap<u64, SeenPair>,
     refused: HashMap<u64, NotedGap>,
 }
@@ -75,12 +76,10 @@ impl GapLog {
         let names = PairNames::of(headers)?;
         let key = names.key();
         let mut part = self.part(key);
-        match part.seen.get_mut(&key.0) {
-            Some(pair) => add(pair, now_ms),
-            None if part.seen.len() < SEEN_MAX => {
-                part.seen.insert(key.0, names.seen(now_ms));
-            }
-            None => {}
+        if let Some(pair) = part.seen.get_mut(&key.0) {
+            add(pair, now_ms);
+        } else if part.seen.len() < SEEN_MAX {
+            part.seen.insert(key.0, names.seen(now_ms));
         }
         Some(key)
     }
@@ -102,7 +101,7 @@ impl GapLog {
             return;
         }
         let mut part = self.part(key.unwrap_or(ANY));
-        // Without its names it has been brought to Redis meanwhile.
+        // It has no names if it came very long ago.
         let names = key.and_then(|key| part.seen.get(&key.0));
         let names = names.map(|pair| (pair.shop.clone(), pair.topic.clone()));
         let key = key.filter(|_| names.is_some()).unwrap_or(ANY);
@@ -131,13 +130,22 @@ impl GapLog {
         for part in &self.parts {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
             if with_seen {
-                taken.seen.extend(part.seen.drain().map(|(_, pair)| pair));
+                part.seen.retain(|_, pair| {
+                    let is_new = pair.count > 0;
+                    if is_new {
+                        taken.seen.push(pair.clone());
+                        pair.count = 0;
+                    }
+                    is_new
+                });
             }
             for (_, note) in part.refused.drain() {
-                match &mut any {
-                    Some(any) if note.shop.is_empty() => join(any, &note),
-                    None if note.shop.is_empty() => any = Some(note),
-                    _ => taken.notes.push(note),
+                if !note.shop.is_empty() {
+                    taken.notes.push(note);
+                } else if let Some(any) = &mut any {
+                    join(any, &note);
+                } else {
+                    any = Some(note);
                 }
             }
         }
@@ -208,6 +216,9 @@ fn is_missing(refusal: Refusal) -> bool {
 }
 
 fn add(pair: &mut SeenPair, now_ms: u64) {
+    if pair.count == 0 {
+        (pair.first_ms, pair.last_ms, pair.longest_ms) = (now_ms, now_ms, 0);
+    }
     pair.longest_ms = pair.longest_ms.max(now_ms.saturating_sub(pair.last_ms));
     pair.first_ms = pair.first_ms.min(now_ms);
     pair.last_ms = pair.last_ms.max(now_ms);
@@ -256,6 +267,8 @@ mod tests {
         let key = log.arrived(&headers("a.myshopify.com", "orders/create"), 3);
         log.refused_verified(key, Refusal::AckTimeout, 6);
         assert_eq!(log.take(true).notes[0].shop, "a.myshopify.com");
+        log.refused_verified(key, Refusal::AckTimeout, 7);
+        assert_eq!(log.take(true).notes[0].shop, "a.myshopify.com", "it was taken just now");
         // Its names are gone.
         log.refused_verified(key, Refusal::AckTimeout, 8);
         log.refused_verified(None, Refusal::ShopQueueFull, 9);
@@ -289,6 +302,11 @@ mod tests {
         let pair = &seen[0];
         assert_eq!((pair.first_ms, pair.last_ms, pair.count, pair.longest_ms), (10, 75, 5, 50));
         assert!(log.take(true).seen.is_empty());
+        log.arrived(&orders, 90);
+        assert_eq!(log.take(true).seen[0].first_ms, 90);
+        log.arrived(&orders, 99);
+        let pair = &log.take(true).seen[0];
+        assert_eq!((pair.first_ms, pair.count, pair.longest_ms), (99, 1, 0), "taken before");
     }
 
     #[test]
