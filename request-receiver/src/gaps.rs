@@ -28,6 +28,8 @@ const SEEN_MAX: usize = 1024;
 const REFUSED_MAX: usize = 256;
 /// Longest name of a shop or topic. A DNS name has 253 bytes at most.
 const NAME_BYTES_MAX: usize = 253;
+/// Key of webhooks of any shop.
+const ANY: PairKey = PairKey(0);
 
 /// Collects what may be missing. All shards share it.
 pub struct GapLog {
@@ -155,13 +157,10 @@ impl GapLog {
     }
 
     fn part(&self, key: PairKey) -> MutexGuard<'_, GapPart> {
-        let index = usize::try_from(key.0 % PARTS).expect("BUG: fewer than 65,536 parts");
+        let index = usize::try_from(key.0 % PARTS).expect("BUG: there are few parts");
         self.parts[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// Key of webhooks of any shop.
-const ANY: PairKey = PairKey(0);
 
 impl GapPart {
     fn refuse(&mut self, key: PairKey, now_ms: u64, names: impl FnOnce() -> (String, String)) {

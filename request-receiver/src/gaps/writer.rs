@@ -23,8 +23,6 @@ const SILENCE_PART: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Notes that are kept while Redis takes none, some 3 MB. The oldest of the rest are left out, and logged.
 const NOTES_MAX: usize = 20_000;
-/// Pairs that are kept while Redis takes none.
-const PAIRS_MAX: usize = 65_536;
 
 struct GapWriter {
     log: Arc<GapLog>,
@@ -58,7 +56,8 @@ pub async fn run(log: Arc<GapLog>, redis: Redis, least: Duration, stop: Cancella
 
 impl GapWriter {
     async fn write(&mut self, with_seen: bool) {
-        let taken = self.log.take(with_seen);
+        // What is not written yet stays as it is. What comes meanwhile is counted by the log.
+        let taken = self.log.take(with_seen && self.pairs.is_empty());
         self.notes.extend(taken.notes);
         self.pairs.extend(taken.seen);
         self.bound();
@@ -102,9 +101,8 @@ impl GapWriter {
         Ok(())
     }
 
-    /// Leaves out what is too much to keep.
+    /// Leaves out notes that are too many to keep.
     fn bound(&mut self) {
-        self.pairs.truncate(PAIRS_MAX);
         let excess = self.notes.len().saturating_sub(NOTES_MAX);
         if excess > 0 {
             self.notes.drain(..excess);
