@@ -76,7 +76,7 @@ impl PairRhythm {
     fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(' ').map(|number| number.parse::<u64>().ok());
         let mut next = || numbers.next().flatten();
-        let (first_ms, last_ms, count) = (next()?, next()?, next()?);
+        let [first_ms, last_ms, count] = [next()?, next()?, next()?];
         let longest_ms = next()?.max(next()?);
         Some(Self { first_ms, last_ms, count, longest_ms })
     }

@@ -56,9 +56,10 @@ pub(super) fn page(
                 Failure::Usage(format!("{cursor:?} is no cursor: take `next` of the page before"))
             };
             let mut parts = cursor.splitn(4, ' ');
-            let from_ms = parts.next().and_then(|from| from.parse().ok()).ok_or_else(wrong)?;
+            let from_ms =
+                parts.next().and_then(|from| from.parse::<u64>().ok()).ok_or_else(wrong)?;
             let mut word = || parts.next().ok_or_else(wrong);
-            let (cause, shop, topic) = (word()?, word()?, word()?);
+            let [cause, shop, topic] = [word()?, word()?, word()?];
             let last = (Reverse(from_ms), shop, topic, cause);
             gaps.into_iter().filter(|gap| key(gap) > last).collect()
         }
