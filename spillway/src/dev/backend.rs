@@ -8,8 +8,10 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
+use axum::http::header::RETRY_AFTER;
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::response::IntoResponse;
 use axum::routing::get;
 use rand::RngExt;
 use spillway_webhook::resource::Resource;
@@ -26,6 +28,8 @@ use crate::out::{line, printable};
 
 /// Largest body that the receiver can be configured to accept.
 const BODY_BYTES_MAX: usize = 128 << 20;
+/// Seconds for which a backend that has too much asks to pause.
+const PAUSE_SECONDS: &str = "2";
 
 /// The demo backend. It serves until this value is dropped.
 pub(super) struct DemoBackend {
@@ -89,7 +93,7 @@ async fn take(
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
-) -> StatusCode {
+) -> impl IntoResponse {
     let arrived = Instant::now();
     let (status, delay) = seen.mode().answer(headers.shop().unwrap_or_default());
     tokio::time::sleep(delay).await;
@@ -106,7 +110,8 @@ async fn take(
         // The send fails only if nobody waits any more.
         awaiting.send(arrived).ok();
     }
-    status
+    let pause = [(RETRY_AFTER, PAUSE_SECONDS)];
+    (status, (status == StatusCode::TOO_MANY_REQUESTS).then_some(pause), ())
 }
 
 /// Name of the mode.

@@ -18,7 +18,7 @@ const SHOPS: [&str; 3] = ["example.myshopify.com", "snow.myshopify.com", FAILING
 /// Most samples of one order.
 const SENT_MAX: u32 = 1000;
 /// Time for which a slow backend waits.
-const SLOW: Duration = Duration::from_secs(3);
+const SLOW: Duration = Duration::from_secs(2);
 
 /// Way in which the demo backend answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) enum DemoMode {
     Accept,
     /// 500.
     Fail,
-    /// 429.
+    /// 429 with `Retry-After`.
     Busy,
     /// 200, after some seconds.
     Slow,
