@@ -208,8 +208,8 @@ fn name(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok().filter(|_| is_name)
 }
 
-/// Returns true if Shopify may give the webhook up after such answers. All of them are for reasons on the receiver's side,
-/// which no stranger causes alone. Other requests are refused because of what they are.
+/// Returns true if the receiver is the reason, so that Shopify may give a good webhook up. Other requests are refused because
+/// of what they are.
 fn is_missing(refusal: Refusal) -> bool {
     refusal.parts().0 == StatusCode::SERVICE_UNAVAILABLE
 }
