@@ -126,6 +126,7 @@ pub const SETTING_NAMES: &[&str] = &[
     "SHOP_SECRETS_TTL",
     "SHOP_SECRETS_URL",
     "SHUTDOWN_TIMEOUT",
+    "SILENT_AFTER",
     "SPILL_DIR",
     "SPILL_MAX",
     "SSL_CERT_DIR",

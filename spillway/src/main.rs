@@ -17,6 +17,7 @@ mod failure;
 mod filter;
 mod forget;
 mod format;
+mod gaps;
 mod health;
 mod http;
 mod out;
@@ -75,6 +76,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Dead(arguments) => dead::run(arguments).await,
             Command::RestoreFromArchive(arguments) => restore::run(arguments).await,
             Command::Forget(arguments) => forget::run(arguments).await,
+            Command::Gaps(arguments) => gaps::run(arguments).await,
+            Command::Audit(arguments) => audit::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Console(arguments) => console::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,

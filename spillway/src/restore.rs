@@ -15,10 +15,12 @@ use clap::Args;
 use spillway_archive::args::ArchiveArgs;
 use spillway_archive::{ArchiveStore, Checkpoint, StoreError, checkpoint};
 use spillway_process::Checker;
-use spillway_queue::Connection;
+use spillway_process::error::chain;
 use spillway_queue::consumers::{ARCHIVE, ConsumerKind, ConsumerName};
+use spillway_queue::gaps::{self, GapReason, NotedGap};
 use spillway_queue::rebuild::{self, Rebuild, RebuildHold, RebuiltEntry, abandon};
 use spillway_queue::status::{CellStatus, QueueStatus};
+use spillway_queue::{Connection, Redis};
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
 
@@ -163,7 +165,24 @@ async fn restore(
     }
     let rebuild = Rebuild::new(target.redis.clone(), basis.plan_id(&source, &planner), hold);
     write((&rebuild, &mut connection), target, &basis, &source, &planner).await?;
+    note_lost(&target.redis, &mut connection, source.span.1.ms).await?;
     line("restored: start the receivers, then the consumers")?;
+    Ok(())
+}
+
+/// Notes for `spillway gaps` that what was accepted after the end of the archive may be lost. The queue is restored, with or
+/// without this note.
+async fn note_lost(
+    redis: &Redis,
+    connection: &mut Connection,
+    from_ms: u64,
+) -> Result<(), Failure> {
+    let (shop, topic) = Default::default();
+    let to_ms = now_ms();
+    let note = NotedGap { reason: GapReason::Lost, shop, topic, from_ms, to_ms, count: 0 };
+    if let Err(error) = gaps::note(redis, connection, &[note]).await {
+        line(format_args!("`spillway gaps` will not list what is lost: {}", chain(&error)))?;
+    }
     Ok(())
 }
 

@@ -31,6 +31,7 @@ mod forget_kafka;
 mod forget_load;
 mod forget_replay;
 mod full;
+mod gaps;
 mod harness;
 mod hostile;
 mod hostile_backend;

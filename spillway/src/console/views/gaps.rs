@@ -1,10 +1,48 @@
-//! The view of gaps.
+//! The view of gaps, and the same as CSV for the app's own reconciliation.
 
-use spillway_console::ConsoleRoute;
+use axum::Extension;
+use axum::extract::{Query, State};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use spillway_console::model::gaps::GapQuery;
+use spillway_console::pages::gaps::page;
+use spillway_console::pages::problem::PageProblem;
+use spillway_console::{Caller, ConsoleRoute, Permission};
 
+use crate::console::problem::problem_of;
 use crate::console::state::ConsoleState;
+use crate::failure::Failure;
+use crate::gaps;
 
 /// Routes of this area.
 pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
-    Vec::new()
+    vec![
+        ConsoleRoute::read("/gaps", Permission::Search, list),
+        ConsoleRoute::read("/gaps.csv", Permission::Search, csv),
+    ]
+}
+
+async fn list(
+    State(console): State<ConsoleState>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<GapQuery>,
+) -> Result<Response, PageProblem> {
+    let found = gaps::find(&console.place, &query).await.map_err(problem)?;
+    Ok(page(&caller, &found, &query).into_response())
+}
+
+async fn csv(
+    State(console): State<ConsoleState>,
+    Query(query): Query<GapQuery>,
+) -> Result<Response, PageProblem> {
+    let found = gaps::find_for_csv(&console.place, &query).await.map_err(problem)?;
+    let headers = [
+        (CONTENT_TYPE, "text/csv; charset=utf-8"),
+        (CONTENT_DISPOSITION, "attachment; filename=\"gaps.csv\""),
+    ];
+    Ok((headers, gaps::csv_text(&found)).into_response())
+}
+
+fn problem(failure: Failure) -> PageProblem {
+    problem_of(&failure).into()
 }
