@@ -4,7 +4,7 @@
 //! replaces). A part is the same for all who may see it, because it is rendered once for all of them.
 
 pub mod audit;
-pub mod charts;
+mod charts;
 pub mod dead;
 pub mod demo;
 pub mod doctor;

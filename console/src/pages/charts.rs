@@ -63,8 +63,8 @@ pub(super) fn section(history: &MetricHistory) -> Markup {
                         .iter()
                         .filter(|series| plan.names.contains(&series.name.as_str()))
                         .collect();
-                    // What the numbers above link to is there, with or without values.
-                    @if !series.is_empty() || plan.id == "flow" {
+                    // Numbers above link to these, with or without values.
+                    @if !series.is_empty() || ["flow", "latency", "concurrency"].contains(&plan.id) {
                         (chart(plan.id, plan.title, history, &series))
                     }
                 }

@@ -10,7 +10,8 @@ use crate::model::doctor::{DoctorFinding, DoctorReport, FindingLevel};
 
 /// The whole page.
 pub fn page(caller: &Caller, report: &DoctorReport) -> Markup {
-    let of = |level| report.findings.iter().filter(move |finding| finding.level == level);
+    let of =
+        |level: FindingLevel| report.findings.iter().filter(move |finding| finding.level == level);
     let groups = [
         (FindingLevel::Problem, "problem", "Does not work"),
         (FindingLevel::Warning, "warning", "Could be better"),

@@ -71,7 +71,7 @@ pub(super) fn moment(at_ms: u64) -> Markup {
     }
     let at = UNIX_EPOCH + Duration::from_millis(at_ms.min(LAST_MS));
     let exact = humantime::format_rfc3339_seconds(at).to_string();
-    let (day, time) = exact.split_once('T').unwrap_or((&exact, ""));
+    let (day, time) = exact.split_once('T').unwrap_or((exact.as_str(), ""));
     html! { time datetime=(exact) { (day) " " (time.trim_end_matches('Z')) } }
 }
 

@@ -111,8 +111,8 @@ impl ChangeForm {
     /// read in two ways.
     pub(super) fn of_pause(consumer: &str, words: &str) -> Option<Self> {
         let mut form = Self { consumer: Some(consumer.to_owned()), ..Self::default() };
+        // The pause of the whole consumer has no filter.
         if words == "everything" {
-            form.all = Some("true".to_owned());
             return Some(form);
         }
         for part in words.split(", ") {
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(form.shop.as_deref(), Some("a.example"));
         assert_eq!(form.topic.as_deref(), Some("orders/*"));
         let form = ChangeForm::of_pause("http", "everything").unwrap();
-        assert_eq!(form.all.as_deref(), Some("true"));
+        assert_eq!((form.pause(), form.consumer()), (PauseRequest::default(), Ok("http")));
         assert_eq!(ChangeForm::of_pause("http", "resource a, b/7"), None);
         assert_eq!(ChangeForm::of_pause("http", "shop a, shop b"), None);
     }

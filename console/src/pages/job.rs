@@ -14,7 +14,7 @@ use crate::model::change::{JobPhase, JobStatus};
 pub const EVENTS: &str = "/events/jobs/{id}";
 
 /// Change that a job makes, by its command.
-struct JobPlan {
+struct ConfirmPlan {
     verb: &'static str,
     /// Path of the form that orders it.
     action: &'static str,
@@ -26,8 +26,8 @@ struct JobPlan {
     is_destructive: bool,
 }
 
-const PLANS: [JobPlan; 3] = [
-    JobPlan {
+const PLANS: [ConfirmPlan; 3] = [
+    ConfirmPlan {
         verb: "dead replay",
         action: "/dead/replay",
         permission: Permission::Replay,
@@ -35,7 +35,7 @@ const PLANS: [JobPlan; 3] = [
         confirm: "Replay",
         is_destructive: false,
     },
-    JobPlan {
+    ConfirmPlan {
         verb: "dead drop",
         action: "/dead/drop",
         permission: Permission::Operate,
@@ -43,8 +43,8 @@ const PLANS: [JobPlan; 3] = [
         confirm: "Drop for ever",
         is_destructive: true,
     },
-    JobPlan {
-        verb: "drop",
+    ConfirmPlan {
+        verb: "queue drop",
         action: "/webhooks/drop",
         permission: Permission::Operate,
         title: "Drop of waiting webhooks",
@@ -55,7 +55,7 @@ const PLANS: [JobPlan; 3] = [
 
 /// The whole page. `form` is the selection that a dry run has counted, to be sent again with the number.
 pub fn page(caller: &Caller, job: &JobStatus, form: &ChangeForm) -> Markup {
-    let plan = PLANS.iter().find(|plan| plan.verb == job.verb.trim_start_matches("queue "));
+    let plan = PLANS.iter().find(|plan| plan.verb == job.verb);
     let (name, _, is_over) = phase(&job.phase);
     let frame = PageFrame {
         title: plan.map_or("Job", |plan| plan.title),
@@ -163,7 +163,7 @@ fn undo(caller: &Caller, job: &JobStatus) -> Markup {
 }
 
 /// Form in which the counted number is typed.
-fn confirmation(caller: &Caller, job: &JobStatus, form: &ChangeForm, plan: &JobPlan) -> Markup {
+fn confirmation(caller: &Caller, job: &JobStatus, form: &ChangeForm, plan: &ConfirmPlan) -> Markup {
     let total = job.total.unwrap_or_default();
     html! {
         @if !caller.may(plan.permission) {
@@ -229,14 +229,14 @@ mod tests {
         for (verb, action) in [
             ("dead replay", "/dead/replay"),
             ("dead drop", "/dead/drop"),
-            ("drop", "/webhooks/drop"),
+            ("queue drop", "/webhooks/drop"),
         ] {
             let text = of(Role::Operator, verb, JobPhase::Counted);
             assert!(text.contains(&format!(r#"action="{action}""#)), "{verb}: {text}");
             assert!(text.contains(r#"name="expected""#) && text.contains("2,345"), "{text}");
         }
         assert!(of(Role::Support, "dead drop", JobPhase::Counted).contains("may not confirm"));
-        let mut none = job("drop", JobPhase::Counted);
+        let mut none = job("queue drop", JobPhase::Counted);
         none.total = Some(0);
         let text = page(&caller(Role::Operator), &none, &form()).into_string();
         assert!(!text.contains("expected") && text.contains("nothing to do"), "{text}");

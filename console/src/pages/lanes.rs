@@ -32,10 +32,10 @@ pub fn page(caller: &Caller, lanes: &LaneList, query: &LaneQuery, told: Option<&
         caller,
         &html! {
             @match told {
-                Some("paused") => p.notice role="status" {
-                    "Paused, within a second. Deliveries under way are completed."
+                Some("paused") => {
+                    p.notice role="status" { "Paused, within a second. Deliveries under way are completed." }
                 },
-                Some("resumed") => p.notice role="status" { "Resumed, within a second." },
+                Some("resumed") => { p.notice role="status" { "Resumed, within a second." } },
                 _ => {},
             }
             p { "A lane holds the webhooks of one shop and kind that can't go now. The others pass them." }
@@ -132,13 +132,9 @@ fn pauses(caller: &Caller, lanes: &LaneList) -> Markup {
 
 fn pause_row(caller: &Caller, consumer: &str, pause: &PauseOverview) -> Vec<Markup> {
     let form = ChangeForm::of_pause(consumer, &pause.filter);
-    let label = match form.as_ref().is_some_and(|form| form.all.is_some()) {
-        true => "End all pauses",
-        false => "Resume",
-    };
     let action = html! {
         @if let Some(form) = &form {
-            (button(caller, "/lanes/resume", form, label, &pause.filter))
+            (button(caller, "/lanes/resume", form, "Resume", &pause.filter))
         } @else { "Resume it with its fields, below" }
     };
     vec![html! { (pause.filter) }, moment(pause.since_ms), action]

@@ -3,13 +3,13 @@
 use maud::{Markup, html};
 
 use super::charts;
-use super::figures::{age, counted, moment, rate, size, thousands};
+use super::figures::{age, counted, moment, rate, size, thousands, value};
 use super::frame::ConsoleView;
 use super::links;
 use super::parts::{StateLevel, TableColumn, figure, state, table};
 use crate::access::Caller;
 use crate::model::history::MetricHistory;
-use crate::model::overview::{CellOverview, ConsumerOverview, QueueOverview};
+use crate::model::overview::{CellOverview, ConsumerOverview, ProcessOverview, QueueOverview};
 
 /// Path of the events that replace the part.
 pub const EVENTS: &str = "/events/overview";
@@ -30,6 +30,15 @@ const COLUMNS: [TableColumn<'static>; 8] = [
     TableColumn::number("Parked"),
     TableColumn::number("Dead letters"),
     TableColumn::text("Paused"),
+];
+
+const PROCESSES: [TableColumn<'static>; 6] = [
+    TableColumn::text("Process"),
+    TableColumn::number("End to end, p50"),
+    TableColumn::number("p99"),
+    TableColumn::number("Concurrency, of its limit"),
+    TableColumn::number("Lanes that wait"),
+    TableColumn::number("On disk (overflow)"),
 ];
 
 /// The whole page.
@@ -56,6 +65,7 @@ pub fn part(overview: &CellOverview) -> Markup {
                 (consumers(&overview.consumers))
             }
         }
+        (processes(&overview.processes))
         section aria-labelledby="queue" {
             h2 #queue { "Queue" }
             (queue(&overview.queue))
@@ -111,7 +121,7 @@ fn concerns(overview: &CellOverview) -> Vec<(StateLevel, String, String)> {
     }
     for consumer in &overview.consumers {
         let name = &consumer.name;
-        let of = |path: &str| links::with(path, &[("consumer", name)]);
+        let of = |path: &str| links::with(path, &[("consumer", name.as_str())]);
         if !consumer.has_live_leader {
             found.push((StateLevel::Bad, format!("{name} has no leader"), "/doctor".to_owned()));
         }
@@ -156,6 +166,40 @@ fn headline(overview: &CellOverview) -> Markup {
     }
 }
 
+/// Numbers that the processes tell of themselves. Nothing where none answers.
+fn processes(processes: &[ProcessOverview]) -> Markup {
+    let rows: Vec<_> = processes.iter().map(process_row).collect();
+    html! {
+        @if !rows.is_empty() {
+            section aria-labelledby="processes" {
+                h2 #processes { "Processes" }
+                (table("Processes that answer at their admin addresses", &PROCESSES, &rows))
+            }
+        }
+    }
+}
+
+fn process_row(process: &ProcessOverview) -> Vec<Markup> {
+    let link = |href: &str, known: Option<f64>, unit: &str| {
+        html! {
+            @if known.is_some() { a href=(href) { (value(known, unit)) } } @else { "–" }
+        }
+    };
+    vec![
+        html! { (process.name) },
+        link("#latency", process.p50_seconds, "seconds"),
+        link("#latency", process.p99_seconds, "seconds"),
+        html! {
+            (link("#concurrency", process.concurrency, "count"))
+            @if process.concurrency_limit.is_some() {
+                " of " (value(process.concurrency_limit, "count"))
+            }
+        },
+        link("/lanes", process.lanes_blocked, "count"),
+        link("/doctor", process.spilled, "count"),
+    ]
+}
+
 fn queue(queue: &QueueOverview) -> Markup {
     let memory = match queue.percent_full() {
         Some(percent) => format!("{} ({percent} %)", size(queue.memory_bytes)),
@@ -177,7 +221,7 @@ fn consumers(consumers: &[ConsumerOverview]) -> Markup {
 }
 
 fn row(consumer: &ConsumerOverview) -> Vec<Markup> {
-    let of = |path: &str| links::with(path, &[("consumer", &consumer.name)]);
+    let of = |path: &str| links::with(path, &[("consumer", consumer.name.as_str())]);
     let number = |path: &str, count: u64| {
         html! { a href=(of(path)) { (thousands(count)) } }
     };
@@ -223,7 +267,18 @@ mod tests {
             pauses: vec![PauseOverview { filter: hostile(), since_ms: 1 }],
             ..ConsumerOverview::default()
         };
-        let overview = CellOverview { consumers: vec![consumer], ..CellOverview::default() };
+        let process = ProcessOverview {
+            name: hostile(),
+            p99_seconds: Some(0.25),
+            concurrency: Some(12.0),
+            concurrency_limit: Some(40.0),
+            ..ProcessOverview::default()
+        };
+        let overview = CellOverview {
+            consumers: vec![consumer],
+            processes: vec![process],
+            ..CellOverview::default()
+        };
         let series = MetricSeries {
             name: hostile(),
             consumer: hostile(),
@@ -232,7 +287,8 @@ mod tests {
         };
         let history = MetricHistory { at_ms: vec![1], series: vec![series] };
         let text = page(&caller(Role::Viewer), &overview, &history).into_string();
-        for shown in ["1,234,567", "1h 1m", "has no leader", "1 pause in force"] {
+        for shown in ["1,234,567", "1h 1m", "has no leader", "1 pause in force", "250 ms", " of 40"]
+        {
             assert!(text.contains(shown), "{shown} is missing: {text}");
         }
         assert!(text.contains(r#"aria-current="page""#) && text.contains("state bad"), "{text}");

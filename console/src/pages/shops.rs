@@ -160,7 +160,7 @@ fn columns(name: &str) -> [TableColumn<'_>; 4] {
 
 fn top_row(top: &TopList, by: TopGroup, row: &TopRow) -> Vec<Markup> {
     let consumer = ("consumer", top.consumer.as_str());
-    let waiting = links::with("/webhooks", &[consumer, (word(by), &row.name)]);
+    let waiting = links::with("/webhooks", &[consumer, (word(by), row.name.as_str())]);
     let name = match by {
         TopGroup::Shop => html! { a href=(links::shop(&row.name)) { (row.name) } },
         TopGroup::Topic | TopGroup::Resource => html! { (row.name) },
@@ -171,7 +171,7 @@ fn top_row(top: &TopList, by: TopGroup, row: &TopRow) -> Vec<Markup> {
 fn topic_row(report: &ShopReport<'_>, row: &TopRow) -> Vec<Markup> {
     let consumer = ("consumer", report.topics.consumer.as_str());
     let waiting =
-        links::with("/webhooks", &[consumer, ("shop", report.shop), ("topic", &row.name)]);
+        links::with("/webhooks", &[consumer, ("shop", report.shop), ("topic", row.name.as_str())]);
     cells(html! { (row.name) }, &waiting, row)
 }
 

@@ -22,7 +22,7 @@ async fn list(
     Extension(caller): Extension<Caller>,
     PageQuery(query): PageQuery<AuditQuery>,
 ) -> Result<Response, PageProblem> {
-    let found = crate::audit::list(&console.place, &query).await;
+    let found = crate::audit::find(&console.place, &query).await;
     let found = found.map_err(|failure| problem_of(&failure))?;
     Ok(audit::page(&caller, &found, &query).into_response())
 }

@@ -46,7 +46,7 @@ pub(in crate::console::views) fn order(
             caller.name
         )));
     }
-    let consumer = form.consumer()?.to_owned();
+    let consumer = form.consumer()?;
     let is_dry_run = request.expected.is_none();
     let ordered = console.jobs.order(console.clone(), actor_of(caller), consumer, verb, request)?;
     let path = path_of(&ordered);
