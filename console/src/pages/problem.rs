@@ -23,9 +23,22 @@ impl IntoResponse for PageProblem {
 }
 
 fn page(problem: &ProblemDetails) -> Markup {
-    let frame = PageFrame { title: &problem.title, view: None, caller: None };
+    let frame = PageFrame { title: &problem.title, view: None, caller: None, is_refreshed: false };
     frame.around(&html! {
-        p { (problem.detail) }
+        p.notice role="alert" { (problem.detail) }
         p { a href="/" { "Back to the overview" } }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::testing::{assert_hygiene, hostile};
+
+    #[test]
+    fn a_problem_is_escaped() {
+        let text = page(&ProblemDetails::not_found(hostile())).into_string();
+        assert!(text.contains("Not Found") && text.contains("&lt;img"), "{text}");
+        assert_hygiene(&text);
+    }
 }

@@ -3,12 +3,14 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use spillway_console::model::history::HistoryQuery;
+use spillway_console::pages::extract::PageQuery;
 use spillway_console::pages::overview::{EVENTS, page};
 use spillway_console::pages::problem::PageProblem;
 use spillway_console::{Caller, ConsoleRoute, Permission};
 
-use crate::console::live;
 use crate::console::state::ConsoleState;
+use crate::console::{ask, live};
 
 /// Routes of this area.
 pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
@@ -21,7 +23,10 @@ pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
 async fn overview(
     State(console): State<ConsoleState>,
     Extension(caller): Extension<Caller>,
+    PageQuery(query): PageQuery<HistoryQuery>,
 ) -> Result<Response, PageProblem> {
     let overview = console.overview.current().await?;
-    Ok(page(&caller, &overview).into_response())
+    // The state is worth a page without its history, too.
+    let history = ask::history::recent(&console, &query).await.unwrap_or_default();
+    Ok(page(&caller, &overview, &history).into_response())
 }
