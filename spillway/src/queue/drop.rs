@@ -105,9 +105,10 @@ pub(super) async fn run(
     }
     let webhooks = named.webhooks;
     let mut progress = Progress::new();
-    let tell = |so_far| progress.tell(|| format!("ordered the drop of {so_far} of {webhooks}"));
+    let ordering =
+        |so_far| progress.tell(|| format!("ordered the drop of {so_far} of {webhooks}"));
     let actor = Actor::of_command();
-    let ordered = order_drop(&mut waiting, &actor, filter.to_string(), &named, tell).await?;
+    let ordered = order_drop(&mut waiting, &actor, filter.to_string(), &named, ordering).await?;
     let OrderedDrop { version, before } = ordered;
     let dropped = match arguments.no_wait {
         true => 0,
