@@ -195,7 +195,8 @@ mod tests {
             authenticator: Arc::new(AnonymousAccess::new(Role::Viewer)),
             hosts: Arc::new(AllowedHosts::new(listen, std::iter::empty())),
         };
-        let known = ConsoleRoute::<()>::read("/api/v1/known", Permission::Look, || async { "known" });
+        let known =
+            ConsoleRoute::<()>::read("/api/v1/known", Permission::Look, || async { "known" });
         let request = Request::builder().method(method).uri(path).header("host", HOST);
         let request = request.body(Body::empty()).expect("a request");
         let router = RouteTable::new([known]).into_router(&gate).with_state(());
