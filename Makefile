@@ -187,7 +187,7 @@ trace-test: ## the traces of webhooks through a real OpenTelemetry Collector, bu
 console-screenshots: ## the pictures of docs/console.md, made again from a live cell in Chromium (a minute)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
-	SCREENSHOTS=$(CURDIR)/docs/img cargo test --locked -p stories --test suite -- --nocapture console_browser::the_pictures
+	SCREENSHOTS=$(CURDIR)/docs/img cargo test --locked -p stories --test suite -- --nocapture console_browser::the_pictures_of_the_docs
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
 	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \

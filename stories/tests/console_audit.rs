@@ -125,7 +125,7 @@ impl Actor {
                 }
                 303 => {
                     let to = answer.headers.text("location").expect("a place");
-                    to.strip_prefix("/jobs/").and_then(|id| id.parse().ok())
+                    job_in(to)
                 }
                 // Four jobs run already.
                 409 | 429 | 503 => None,
@@ -150,6 +150,12 @@ impl Actor {
         let name = if way == "api" { program_of(self.name) } else { self.name.to_owned() };
         self.done.push((name, way.to_owned(), verb, filter, count));
     }
+}
+
+/// Number of the job whose page this is.
+fn job_in(path: &str) -> Option<u64> {
+    let rest = path.strip_prefix("/jobs/")?;
+    rest.split('?').next()?.parse().ok()
 }
 
 fn program_of(name: &str) -> String {
