@@ -86,11 +86,17 @@ impl ConsoleServer {
     pub fn starting(cell: &Cell, address: SocketAddr, settings: Settings<'_>) -> Self {
         let file = cell.directory().join(format!("console-{}.env", address.port()));
         let listen = address.to_string();
-        let all = settings.iter().chain(&[("CONSOLE_LISTEN", listen.as_str())]);
+        let own = [("CONSOLE_LISTEN", listen.as_str())];
+        let all = settings.iter().chain(&own);
         let lines: Vec<String> = all.map(|(name, value)| format!("{name}={value}\n")).collect();
         fs::write(&file, lines.concat()).expect("write the console's settings");
         let file = file.to_str().expect("a plain path");
-        let process = cell.spillway_starting(&["console", "--env-file", file]);
+        let mut arguments = vec!["console", "--env-file", file];
+        // A cell's own commands have it in their environment, which goes before a file.
+        if let Some((_, url)) = settings.iter().find(|(name, _)| *name == "REDIS_URL") {
+            arguments.extend(["--redis-url", *url]);
+        }
+        let process = cell.spillway_starting(&arguments);
         Self { process, address }
     }
 
@@ -327,8 +333,8 @@ impl ConsoleClient {
         }
         request += &format!("Connection: close\r\n\r\n{body}");
         stream.write_all(request.as_bytes()).await.expect("the console takes a request");
-        let line = BufReader::new(stream).lines().next_line();
-        let line = timeout(ANSWER_WITHIN, line).await.expect("an answer in time");
+        let mut lines = BufReader::new(stream).lines();
+        let line = timeout(ANSWER_WITHIN, lines.next_line()).await.expect("an answer in time");
         let line = line.expect("an answer").unwrap_or_default();
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
         status.unwrap_or_else(|| panic!("{method} {path}: no status in {line:?}"))

@@ -153,12 +153,11 @@ impl ConsoleCell {
         status["consumers"][0].clone()
     }
 
-    /// Filters of the pauses in force, in words.
+    /// Filters of the pauses in force, as JSON.
     pub async fn pauses(&self) -> Vec<String> {
-        let status = self.program("ada").json("/api/v1/lanes").await;
-        let pauses = status["pauses"].as_array().cloned().unwrap_or_default();
-        let filter = |pause: &Value| pause["filter"].as_str().unwrap_or_default().to_owned();
-        pauses.iter().map(filter).collect()
+        let consumer = self.consumer().await;
+        let pauses = consumer["pauses"].as_array().expect("pauses").iter();
+        pauses.map(|pause| pause["filter"].to_string()).collect()
     }
 
     /// Output of the operators' command, which must succeed.

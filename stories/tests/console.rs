@@ -184,7 +184,7 @@ async fn a_change_by_a_browser_needs_its_origin_and_the_token_of_its_own_session
     assert_eq!(office.pauses().await, [""; 0]);
 
     let by_origin = otto.clone().header("Sec-Fetch-Site", "").header("Origin", own);
-    assert_eq!(pause(&by_origin, &token).await, 303);
+    assert_eq!(pause(&by_origin, &token).await, 303, "the page's own form");
     let pauses = office.pauses().await;
     assert!(pauses.len() == 1 && pauses[0].contains(&domain), "{pauses:?}");
 }
@@ -470,4 +470,59 @@ async fn filters_with_odd_letters_reach_the_cell_as_they_were_typed() {
     assert!(pauses.len() == 1 && pauses[0].contains("a&b=c+d %41\u{e9}"), "{pauses:?}");
     let path = format!("/api/v1/lanes?shop={}", percent(odd));
     assert_eq!(otto.json(&path).await["lanes"], json!([]));
+}
+
+/// Words of the ACL rule that docs/redis.md gives for the console.
+fn documented_rule() -> Vec<String> {
+    let page = std::fs::read_to_string(stories::binaries::repository().join("docs/redis.md"));
+    let page = page.expect("docs/redis.md");
+    let (_, rest) = page.split_once("ACL SETUSER spillway-console").expect("the page has the rule");
+    let (rule, _) = rest.split_once("```").expect("it ends");
+    let rule = rule.replace("a-long-password", "hush").replace('\\', " ");
+    let words = ["ACL", "SETUSER", "spillway-console"].into_iter().chain(rule.split_whitespace());
+    words.map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_user_of_its_own_is_enough_for_the_console_and_reads_no_secrets() {
+    let office = ConsoleCell::start(Cell::shared(), &[]).await;
+    office.bury(1, 2).await;
+    let rule = documented_rule();
+    let words: Vec<&str> = rule.iter().map(String::as_str).collect();
+    office.redis.command::<String>(&words).await;
+    let dry = ["ACL", "DRYRUN", "spillway-console"];
+    for denied in [
+        &["CONFIG", "GET", "requirepass"][..],
+        &["ACL", "LIST"],
+        &["FLUSHALL"],
+        &["DEBUG", "SLEEP", "0"],
+        &["MODULE", "LIST"],
+        &["REPLICAOF", "NO", "ONE"],
+        &["GET", "a-key-of-somebody-else"],
+    ] {
+        let told: String = office.redis.command(&[&dry[..], denied].concat()).await;
+        assert_ne!(told, "OK", "{denied:?} is allowed");
+    }
+    let password = office.cell.directory().join("password");
+    std::fs::write(&password, "hush\n").expect("write the password");
+    let url = format!("{}?user=spillway-console", office.cell.redis_url());
+    let own = [
+        ("REDIS_URL", url.as_str()),
+        ("REDIS_PASSWORD_FILE", password.to_str().expect("a plain path")),
+    ];
+    let all = [&office.accounts.settings()[..], &own].concat();
+    let console = ConsoleServer::start(&office.cell, &all).await;
+    let ada = console.program(office.token("ada"));
+    for view in ["/", "/lanes", "/webhooks", "/dead", "/shops", "/gaps", "/audit", "/doctor"] {
+        ada.page(view).await;
+    }
+    let selection = json!({ "shop": shop::domain(1) });
+    let paused = ada.post("/api/v1/consumers/http/pause", &json!({ "selection": selection })).await;
+    assert_eq!(paused.status, 200, "{}", paused.text());
+    let body = json!({ "selection": selection, "expected": 2 });
+    let dropped = ada.post("/api/v1/consumers/http/dead/drop", &body).await;
+    let job: serde_json::Value = serde_json::from_slice(&dropped.body).expect("JSON");
+    let job = ada.job_over(job["id"].as_u64().expect("a number")).await;
+    assert_eq!(job["phase"], "done", "{job}");
+    assert!(!console.output().contains("NOPERM"), "{}", console.output());
 }

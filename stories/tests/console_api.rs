@@ -134,7 +134,10 @@ async fn one_webhook_is_followed_from_its_id_to_its_content() {
         name.eq_ignore_ascii_case("X-Shopify-Topic")
     });
     assert_eq!(topic.expect("the topic")["value"], "products/update");
-    let content = pia.json(&format!("/api/v1/webhooks/{waiting}/content")).await;
+    let list = sue.json("/api/v1/webhooks").await;
+    assert_eq!(list["webhooks"][0]["webhook_id"], waiting.as_str(), "{list}");
+    let stored = list["webhooks"][0]["spillway_id"].as_str().expect("an id");
+    let content = pia.json(&format!("/api/v1/webhooks/{stored}/content")).await;
     assert!(content["body"].as_str().expect("a body").contains("\"fill\""), "{content}");
     for path in [format!("/api/v1/dead/{id}"), format!("/api/v1/webhooks/{waiting}")] {
         let text = sue.page(&path).await;

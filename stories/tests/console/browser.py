@@ -44,13 +44,15 @@ class Console:
         self.url = url.rstrip("/")
         self.host = urllib.parse.urlsplit(url).netloc
         self.problems = []
+        # Cookies after the login, which all pages share: logins are limited.
+        self.session = None
 
     @contextlib.contextmanager
     def page(self, **options):
         """A page in a profile of its own, logged in."""
         options.setdefault("viewport", DESK)
         options.setdefault("reduced_motion", "reduce")
-        context = self.browser.new_context(**options)
+        context = self.browser.new_context(storage_state=self.session, **options)
         context.set_default_timeout(PATIENCE_MS)
         context.add_init_script(NOTE_VIOLATIONS)
         context.route("**/*", self.let_through)
@@ -87,7 +89,7 @@ class Console:
             self.wrong(page, f"{request.url}: {request.failure}")
 
     def log_in(self, page):
-        if "LOGIN" not in os.environ:
+        if "LOGIN" not in os.environ or self.session is not None:
             return
         name, password = os.environ["LOGIN"].split(":", 1)
         page.goto(self.url + "/login")
@@ -95,6 +97,7 @@ class Console:
         page.fill("input[name=password]", password)
         page.locator("form[action='/login'] button[type=submit]").click()
         page.wait_for_url(lambda url: not urllib.parse.urlsplit(url).path.startswith("/login"))
+        self.session = page.context.storage_state()
 
     def open(self, page, path):
         answer = page.goto(self.url + path, wait_until="load")
@@ -140,33 +143,33 @@ def views(console, *more):
     """Each view in light and dark, on a phone, and without scripts."""
     with console.page() as page:
         paths = console.paths(page) + list(more)
+    seen = {}
     for scheme in ["light", "dark"]:
         with console.page(color_scheme=scheme) as page:
             for path in paths:
                 console.open(page, path)
+                seen[path] = shape(console, page)
                 console.check_axe(page, scheme)
                 console.check_policy(page)
     with console.page(viewport=PHONE, has_touch=True, is_mobile=True) as page:
         for path in paths:
             console.open(page, path)
             console.check_width(page)
-    for path in paths:
-        read_without_scripts(console, path)
+    with console.page(java_script_enabled=False) as page:
+        for path in paths:
+            console.open(page, path)
+            without = shape(console, page)
+            if seen[path] != without:
+                console.problems.append(f"{path}: with scripts {seen[path]}, without {without}")
     print(f"{len(paths)} views in light and dark, on a phone and without scripts: {' '.join(paths)}")
 
 
-def read_without_scripts(console, path):
-    """What can be read with scripts can be read without."""
-    heads = []
-    for is_on in [True, False]:
-        with console.page(java_script_enabled=is_on) as page:
-            console.open(page, path)
-            heads.append((page.locator("h1").first.inner_text(), page.locator("main h2").count(),
-                          page.locator("main table").count() > 0, page.locator("nav a").count()))
-            if not page.locator("main").inner_text().strip():
-                console.wrong(page, "nothing to read")
-    if heads[0] != heads[1]:
-        console.problems.append(f"{path}: with scripts {heads[0]}, without {heads[1]}")
+def shape(console, page):
+    """What of a page can be read."""
+    if not page.locator("main").inner_text().strip():
+        console.wrong(page, "nothing to read")
+    return (page.locator("h1").first.inner_text(), page.locator("main h2").all_inner_texts(),
+            page.locator("main table").count() > 0, page.locator("nav a").count())
 
 
 def job_of(page):
