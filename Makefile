@@ -8,7 +8,7 @@ REVISION = $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 # One command builds all: several would build tokio and the like once for each set of features.
 BUILD_TESTS := cargo build --locked --workspace --bins --tests --examples
 
-.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store mutate-service deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test clean-run
+.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store mutate-service deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test console-screenshots clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -183,6 +183,11 @@ trace-test: ## the traces of webhooks through a real OpenTelemetry Collector, bu
 	ops/deps.sh traces
 	cargo build --locked --workspace --bins
 	OTEL_COLLECTOR=$(abspath $(TARGET))/tools/bin/otelcol cargo test --locked -p stories --test suite -- traces::
+
+console-screenshots: ## the pictures of docs/console.md, made again from a live cell in Chromium (a minute)
+	ops/deps.sh test
+	cargo build --locked --workspace --bins
+	SCREENSHOTS=$(CURDIR)/docs/img cargo test --locked -p stories --test suite -- --nocapture console_browser::the_pictures_of_the_docs
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
 	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \
