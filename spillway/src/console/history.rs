@@ -48,6 +48,10 @@ pub(super) struct HistoryArgs {
     #[arg(long, env = "SPILL_DIR", value_name = "DIRECTORY")]
     pub spill_dir: Option<PathBuf>,
 
+    /// File with the token that the processes ask for at /metrics, as in their settings
+    #[arg(long, env = "METRICS_TOKEN_FILE", value_name = "FILE")]
+    pub metrics_token_file: Option<PathBuf>,
+
     /// Time after its delivery within which a redaction is carried out, as in the settings of the purge
     #[arg(long, env = "REDACT_WITHIN", value_name = "DURATION", default_value = "24h", value_parser = redact_within)]
     pub redact_within: Duration,
@@ -81,7 +85,8 @@ impl MetricStore {
 
     /// Takes samples again and again.
     pub(super) async fn run(&self, feed: &OverviewFeed, parts: &HistoryArgs) -> Infallible {
-        let mut scraper = Scraper::new(parts.endpoints.addresses());
+        let token_file = parts.metrics_token_file.clone();
+        let mut scraper = Scraper::new(parts.endpoints.addresses(), token_file);
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

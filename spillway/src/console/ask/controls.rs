@@ -5,6 +5,7 @@ use spillway_console::model::change::{PauseChange, PauseRequest};
 
 use super::{consumers, filter_of, needs_all};
 use crate::audited::Actor;
+use crate::console::links::apart;
 use crate::console::state::Console;
 use crate::pause::{order_pause, order_resume};
 
@@ -20,9 +21,15 @@ pub(in crate::console) async fn pause(
         return Err(needs_all());
     }
     consumers::ensure_known(console, consumer).await?;
-    let ordered = order_pause(&console.place, actor, consumer, &filter).await?;
-    let changed = if ordered.is_new { vec![filter.to_string()] } else { Vec::new() };
-    Ok(PauseChange { changed })
+    let place = console.place.clone();
+    let actor = actor.clone();
+    let consumer = consumer.to_owned();
+    let change = apart(move || async move {
+        let ordered = order_pause(&place, &actor, &consumer, &filter).await?;
+        let changed = if ordered.is_new { vec![filter.to_string()] } else { Vec::new() };
+        Ok(PauseChange { changed })
+    });
+    Ok(change.await?)
 }
 
 /// Ends pauses of a consumer: with `all`, each of them; else the one of exactly this selection, which is the pause of the
@@ -36,7 +43,14 @@ pub(in crate::console) async fn resume(
     let filter = filter_of(&request.selection)?;
     consumers::ensure_known(console, consumer).await?;
     let is_every = request.selection.all && filter.is_empty();
-    let meant = (!is_every).then_some(&filter);
-    let ended = order_resume(&console.place, actor, consumer, meant).await?;
-    Ok(PauseChange { changed: ended.iter().map(ToString::to_string).collect() })
+    let place = console.place.clone();
+    let actor = actor.clone();
+    let consumer = consumer.to_owned();
+    // A request that is cut off does not cut off its change.
+    let change = apart(move || async move {
+        let meant = (!is_every).then_some(&filter);
+        let ended = order_resume(&place, &actor, &consumer, meant).await?;
+        Ok(PauseChange { changed: ended.iter().map(ToString::to_string).collect() })
+    });
+    Ok(change.await?)
 }

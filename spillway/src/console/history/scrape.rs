@@ -1,9 +1,13 @@
 //! Metrics that the processes serve at their admin addresses.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use http::StatusCode;
+use bytes::Bytes;
+use http::header::AUTHORIZATION;
+use http::{Request, StatusCode};
+use http_body_util::Full;
 use spillway_console::model::overview::ProcessOverview;
 use tokio::time::timeout;
 
@@ -11,6 +15,8 @@ use crate::http::HttpClient;
 
 /// Time within which a process answers.
 const WITHIN: Duration = Duration::from_secs(2);
+/// Largest answer. There are series for each topic.
+const METRICS_BYTES_MAX: usize = 4 << 20;
 /// Histogram of the time from the first byte received to the delivery.
 const END_TO_END: &str = "spillway_end_to_end_seconds_bucket";
 
@@ -18,6 +24,7 @@ const END_TO_END: &str = "spillway_end_to_end_seconds_bucket";
 pub(super) struct Scraper {
     client: HttpClient,
     addresses: [(&'static str, String); 3],
+    token_file: Option<PathBuf>,
     /// Histograms of the last time, by the name of the process.
     before: HashMap<&'static str, DelayBuckets>,
 }
@@ -27,17 +34,21 @@ pub(super) struct Scraper {
 struct DelayBuckets(Vec<(f64, f64)>);
 
 impl Scraper {
-    /// A scraper of these addresses.
-    pub(super) fn new(addresses: [(&'static str, String); 3]) -> Self {
-        Self { client: HttpClient::plain(), addresses, before: HashMap::new() }
+    /// A scraper of these addresses, which sends the first token of the file.
+    pub(super) fn new(addresses: [(&'static str, String); 3], token_file: Option<PathBuf>) -> Self {
+        Self { client: HttpClient::plain(), addresses, token_file, before: HashMap::new() }
     }
 
     /// Facts of the processes that answer.
     pub(super) async fn processes(&mut self) -> Vec<ProcessOverview> {
         let mut found = Vec::new();
+        // It is read again: the token may be another one by now.
+        let token = self.token_file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+        let token = token.as_deref().and_then(|tokens| tokens.lines().next());
         for (name, address) in self.addresses.clone() {
-            let url = format!("http://{address}/metrics");
-            let Ok(Ok(answer)) = timeout(WITHIN, self.client.get(&url)).await else { continue };
+            let Some(request) = request(&address, token) else { continue };
+            let asked = self.client.send_up_to(request, METRICS_BYTES_MAX);
+            let Ok(Ok(answer)) = timeout(WITHIN, asked).await else { continue };
             if answer.status != StatusCode::OK {
                 continue;
             }
@@ -48,6 +59,14 @@ impl Scraper {
         }
         found
     }
+}
+
+fn request(address: &str, token: Option<&str>) -> Option<Request<Full<Bytes>>> {
+    let mut request = Request::get(format!("http://{address}/metrics"));
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, format!("Bearer {}", token.trim()));
+    }
+    request.body(Full::default()).ok()
 }
 
 fn process(name: &str, text: &str, delays: &DelayBuckets) -> ProcessOverview {

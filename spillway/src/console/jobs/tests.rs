@@ -1,7 +1,7 @@
 //! Tests of jobs.
 
 use spillway_console::Role;
-use spillway_console::access::Credential;
+use spillway_console::authenticate::{AnonymousAccess, Authenticate as _};
 
 use super::*;
 
@@ -29,13 +29,10 @@ impl JobWork for Fake {
     }
 }
 
-fn caller(name: &str, role: Role) -> Caller {
-    Caller {
-        name: name.to_owned(),
-        role,
-        sees_personal_data: false,
-        credential: Credential::Bearer,
-    }
+async fn caller(name: &str, role: Role) -> Caller {
+    let head = http::Request::new(()).into_parts().0;
+    let found = AnonymousAccess::new(role).caller(&head).await.expect("everybody is known");
+    Caller { name: name.to_owned(), ..found }
 }
 
 /// Runs a job, and returns it with the flag that says if it changed something.
@@ -134,16 +131,19 @@ async fn a_job_that_waits_is_undone_by_its_caller_or_an_operator() {
     {
         let (job, made) = begin(&jobs, Some(6), HOUR, false);
         until(&job, |job| matches!(job.phase, JobPhase::Waiting(_))).await;
-        let undone = jobs.undo(job.id, &caller(name, role));
+        let undone = jobs.undo(job.id, &caller(name, role).await);
         assert_eq!(undone.is_ok(), is_undone, "{name} {role}");
         if let Ok(status) = undone {
             assert_eq!(status.phase, JobPhase::Undone);
-            let again = jobs.undo(job.id, &caller(name, role)).expect_err("it is over");
+            let again = jobs.undo(job.id, &caller(name, role).await).expect_err("it is over");
             assert_eq!(again.code, "conflict");
         }
         assert!(!made.load(Ordering::Acquire));
     }
-    assert_eq!(jobs.undo(99, &caller("mia", Role::Admin)).expect_err("none").code, "not_found");
+    assert_eq!(
+        jobs.undo(99, &caller("mia", Role::Admin).await).expect_err("none").code,
+        "not_found"
+    );
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn jobs_that_are_over_make_room_and_others_do_not() {
     };
     assert!(jobs.keep(order()).is_err_and(|problem| problem.code == "unavailable"));
     let third = kept[2].id;
-    jobs.undo(third, &caller("mia", Role::Support)).expect("it has not begun");
+    jobs.undo(third, &caller("mia", Role::Support).await).expect("it has not begun");
     let new = jobs.keep(order()).expect("there is room");
     assert_eq!(jobs.status(third), None);
     assert_eq!(jobs.list().first().map(|job| job.id), Some(new.id), "the newest comes first");
