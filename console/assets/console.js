@@ -80,9 +80,11 @@ function values(history, names) {
   return history.series.filter((series) => names.includes(series.name));
 }
 
-// Several consumers have a series of the same name: a sparkline is of the slowest flow, or of the most that waits.
+// Several consumers have a series of the same name: a sparkline is of the slowest flow, of the most that waits, or of
+// all dead letters, as the number above it.
 function combined(series, name) {
-  const pick = name.endsWith('_per_second') ? Math.min : Math.max;
+  const sum = (...known) => known.reduce((all, one) => all + one, 0);
+  const pick = name === 'dead_letters' ? sum : name.endsWith('_per_second') ? Math.min : Math.max;
   return series[0].values.map((_, place) => {
     const known = series.map((one) => one.values[place]).filter((value) => value !== null && value !== undefined);
     return known.length ? pick(...known) : null;

@@ -17,7 +17,7 @@ struct ChartPlan {
 }
 
 /// Plots in their order. A series that none of them names is in the last one of its unit.
-const CHARTS: [ChartPlan; 6] = [
+const CHARTS: [ChartPlan; 8] = [
     ChartPlan {
         id: "flow",
         title: "Accepted and settled per second",
@@ -29,17 +29,15 @@ const CHARTS: [ChartPlan; 6] = [
         names: &["p50_seconds", "p99_seconds"],
     },
     ChartPlan { id: "backlog", title: "Waiting webhooks", names: &["waiting", "parked"] },
-    ChartPlan { id: "age", title: "Age of the oldest", names: &["oldest_seconds"] },
+    ChartPlan { id: "age", title: "Age of the oldest, or lag", names: &["oldest_seconds"] },
     ChartPlan {
         id: "concurrency",
         title: "Concurrency and its limit",
         names: &["concurrency", "concurrency_limit"],
     },
-    ChartPlan {
-        id: "breakers",
-        title: "Open circuit breakers and dead letters",
-        names: &["open_breakers", "breakers", "dead_letters", "dead"],
-    },
+    ChartPlan { id: "blocked", title: "Lanes of which nothing is sent", names: &["lanes_blocked"] },
+    ChartPlan { id: "dead", title: "Dead letters", names: &["dead_letters"] },
+    ChartPlan { id: "overflow", title: "Webhooks on disk (overflow)", names: &["spilled"] },
 ];
 
 /// Section with all plots of a history.

@@ -66,7 +66,7 @@ pub fn letter_page(caller: &Caller, consumer: &str, letter: &DeadSummary) -> Mar
                 div { dt { "Webhook id of Shopify" } dd.id { (letter.webhook_id) } }
             }
             @if caller.may(Permission::Personal) {
-                p { a href=(links::content(&letter.spillway_id)) { "Headers and body, as they were received" } }
+                p { a href=(links::letter_content(consumer, &letter.spillway_id)) { "Headers and body, as they were received" } }
             }
             (changes(caller, &form))
         },

@@ -26,7 +26,7 @@ pub fn page(caller: &Caller, mode: &str, told: bool) -> Markup {
         caller,
         &html! {
             @if told { p.notice role="status" { "It is done." } }
-            p { "This cell delivers to a backend that does as it is told. Make it fail, and watch the overview." }
+            p { "This cell delivers to a backend that does what you set here. Make it fail, and watch the overview." }
             form.card method="post" action="/demo" {
                 (csrf::field(caller))
                 fieldset {

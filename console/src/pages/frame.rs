@@ -32,7 +32,7 @@ pub enum ConsoleView {
     Shops,
     /// Times in which webhooks may be missing.
     Gaps,
-    /// Who changed what.
+    /// The audit: who changed what.
     Audit,
     /// Checks of the cell.
     Doctor,

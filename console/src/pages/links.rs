@@ -14,6 +14,11 @@ pub(super) fn content(id: &str) -> String {
     format!("/webhooks/{}/content", encoded(id))
 }
 
+/// Path of the headers and the body of a dead letter.
+pub(super) fn letter_content(consumer: &str, id: &str) -> String {
+    with(&content(id), &[("consumer", consumer)])
+}
+
 /// Path of one dead letter of a consumer.
 pub(super) fn letter(consumer: &str, id: &str) -> String {
     with(&format!("/dead/{}", encoded(id)), &[("consumer", consumer)])

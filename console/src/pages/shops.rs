@@ -19,13 +19,13 @@ use crate::model::top::{TopGroup, TopList, TopQuery, TopRow};
 pub struct ShopReport<'a> {
     /// Shop domain.
     pub shop: &'a str,
-    /// Its topics with waiting webhooks.
+    /// Topics of the shop with waiting webhooks.
     pub topics: &'a TopList,
-    /// Its lanes.
+    /// Lanes of the shop.
     pub lanes: &'a LaneList,
-    /// Its oldest dead letters; `None` if the caller may not see them.
+    /// Oldest dead letters of the shop; `None` if the caller may not see them.
     pub dead: Option<&'a DeadList>,
-    /// Its gaps, silent topics among them; `None` if the caller may not see them, or they are not known.
+    /// Gaps of the shop, silent topics among them; `None` if the caller may not see them, or they are not known.
     pub gaps: Option<&'a GapList>,
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of all pages have in common: callers, hostile strings, and rules that hold for every page.
+//! Common parts of the tests of all pages: callers, hostile strings, and rules that hold for every page.
 
 use crate::access::{Caller, Credential, Role, SessionKey};
 

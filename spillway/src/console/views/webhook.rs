@@ -49,12 +49,17 @@ async fn one(
     Ok(webhook::page(&caller, &story).into_response())
 }
 
+/// The content of a webhook; with a consumer, that of its dead letter.
 async fn content(
     State(console): State<ConsoleState>,
     Extension(caller): Extension<Caller>,
     PagePath(id): PagePath<String>,
+    PageQuery(view): PageQuery<ViewQuery>,
 ) -> Result<Response, PageProblem> {
-    let content = ask::webhooks::content(&console, &id).await?;
+    let content = match view.consumer.as_deref() {
+        None => ask::webhooks::content(&console, &id).await?,
+        consumer => ask::dead::content(&console, consumer, &id).await?,
+    };
     Ok(webhook::content_page(&caller, &content).into_response())
 }
 
