@@ -19,6 +19,7 @@ use stories::size::size;
 use stories::until::until;
 
 const SOON: Duration = Duration::from_secs(60);
+const TOPICS: &[&str] = &["products/update", "orders/create"];
 
 /// Runs a step of the script, which fails the test with all that was wrong.
 async fn browse(url: &str, login: Option<&str>, step: &[&str]) {
@@ -53,9 +54,8 @@ async fn browse_as(office: &ConsoleCell, name: &str, step: &[&str]) {
 fn flow(office: &ConsoleCell) -> Vec<Running> {
     let healthy = 10..20;
     let trickle = |shops: std::ops::Range<u64>, first_resource| {
-        let topics: &[&str] = &["products/update", "orders/create"];
         let every = Duration::from_millis(500);
-        office.feed.trickle(&Trickle { shops, topics, every, first_resource })
+        office.feed.trickle(&Trickle { shops, topics: TOPICS, every, first_resource })
     };
     vec![trickle(healthy, 1_000_000), trickle(FAILING..FAILING + 1, 2_000_000)]
 }
@@ -68,18 +68,12 @@ async fn stop(flows: Vec<Running>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_view_of_a_live_cell_can_be_read_by_everybody() {
-    let office = ConsoleCell::start(Cell::busy(), &[]).await;
+    // Somebody who may see everything that there is: bodies too.
+    let office = ConsoleCell::start_for(Cell::busy(), &[], &[("eve", "admin", true)]).await;
     let flows = flow(&office);
     office.bury(REFUSED[0], 30).await;
     office.hold(7, 30).await;
     office.told(&["pause", "--topic", "customers/update"]).await;
-    // Somebody who may see everything that there is: bodies too.
-    office.accounts.add_user("eve", "admin", true).await;
-    let knows = async || {
-        let password = Accounts::password("eve");
-        office.console.login_with(None, "eve", &password).await.is_some()
-    };
-    until("the console has read its users again", SOON, knows).await;
     browse_as(&office, "eve", &["views", "/login"]).await;
     browse_as(&office, "eve", &["live"]).await;
     stop(flows).await;
@@ -93,7 +87,7 @@ async fn clicks_replay_pause_and_drop_what_they_say() {
     let replayed = office.bury(first, 7).await;
     let later = office.bury(second, 3).await;
     office.bury(third, 4).await;
-    let domain = |number: u64| shop::domain(number);
+    let domain = shop::domain;
     office.backend.behave(move |receipt| {
         let is_failing = receipt.shop() == shop::domain(FAILING);
         stories::behaviour::Behaviour::status(if is_failing { 503 } else { 200 })
