@@ -146,7 +146,6 @@ impl Actor {
     }
 
     fn note(&mut self, way: &str, verb: &'static str, filter: String, count: u64) {
-        // A program has a name of its own.
         let name = if way == "api" { program_of(self.name) } else { self.name.to_owned() };
         self.done.push((name, way.to_owned(), verb, filter, count));
     }
@@ -158,8 +157,9 @@ fn job_in(path: &str) -> Option<u64> {
     rest.split('?').next()?.parse().ok()
 }
 
+/// Name of a user's program in the audit.
 fn program_of(name: &str) -> String {
-    format!("{name}-program")
+    format!("token:{name}-program")
 }
 
 /// All records of the audit that a query asks for, by its pages.
