@@ -5,14 +5,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use stories::binaries::{ours, repository};
 use stories::cell::Cell;
 use stories::console::{Accounts, ConsoleServer, tool};
 use stories::console_cell::{ConsoleCell, FAILING, REFUSED};
 use stories::feed::Trickle;
 use stories::load::Running;
-use stories::process::Recipe;
+use stories::process::{Process, Recipe};
 use stories::report::say;
 use stories::shop;
 use stories::size::size;
@@ -169,7 +168,19 @@ async fn strings_of_strangers_do_nothing_in_a_browser() {
     browse(&console.url(), None, &step).await;
 }
 
-/// `spillway dev` in a directory of its own, on free ports, as `make run` starts it.
+/// A cell of `spillway dev`. A signal ends it with all that it started, also if the test fails.
+struct DevCell(Process);
+
+impl Drop for DevCell {
+    fn drop(&mut self) {
+        if self.0.is_running() {
+            self.0.sigterm();
+            self.0.wait(SOON);
+        }
+    }
+}
+
+/// In a directory of its own, on free ports, as `make run` starts it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_newcomer_replays_a_dead_letter_within_a_minute_by_clicks_alone() {
     let cell = Cell::busy();
@@ -190,18 +201,18 @@ async fn a_newcomer_replays_a_dead_letter_within_a_minute_by_clicks_alone() {
         directory: cell.directory().to_path_buf(),
         sockets: Vec::new(),
     };
-    let mut dev = recipe.start();
+    let mut dev = DevCell(recipe.start());
     let began = std::time::Instant::now();
     until("the address of the console is printed", SOON, async || {
-        assert!(dev.is_running(), "spillway dev ended: {}", dev.output());
-        dev.output().contains(&console) && dev.output().contains("was answered 200")
+        assert!(dev.0.is_running(), "spillway dev ended: {}", dev.0.output());
+        let told = dev.0.output();
+        told.contains(&console) && told.contains("was answered 200")
     })
     .await;
     browse(&format!("http://{console}/"), None, &["newcomer"]).await;
     say(&format!("console: a newcomer needed {:.0?} from `spillway dev`", began.elapsed()));
-    let id = i32::try_from(dev.id()).expect("a process id");
-    kill_process(Pid::from_raw(id).expect("a process id"), Signal::INT).expect("stop the cell");
-    let status = dev.exit(SOON).await;
+    dev.0.sigterm();
+    let status = dev.0.exit(SOON).await;
     assert!(status.success(), "spillway dev ended with {status}");
 }
 
