@@ -64,6 +64,15 @@ pub struct ConsoleCell {
 impl ConsoleCell {
     /// Starts everything. `settings` are those of the console, beside users and tokens.
     pub async fn start(cell: Cell, settings: Settings<'_>) -> Self {
+        Self::start_for(cell, settings, &[]).await
+    }
+
+    /// Same as [`start`](Self::start), with further people: name, role, and if they see personal data.
+    pub async fn start_for(
+        cell: Cell,
+        settings: Settings<'_>,
+        more: &[(&'static str, &str, bool)],
+    ) -> Self {
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
         backend.behave(|receipt| {
@@ -82,7 +91,7 @@ impl ConsoleCell {
         downstreamer.leads().await;
         let accounts = Accounts::new(&cell);
         let mut tokens = BTreeMap::new();
-        for (name, role, sees_personal_data) in PEOPLE {
+        for (name, role, sees_personal_data) in PEOPLE.iter().chain(more).copied() {
             accounts.add_user(name, role, sees_personal_data).await;
             let program = format!("{name}-program");
             let token = accounts.add_token(&program, role, sees_personal_data).await;
