@@ -385,6 +385,7 @@ impl ConsoleClient {
     /// Posts a login of this user with this password, as the form does.
     pub async fn guess(&self, name: &str, password: &str) -> Answer {
         // A page before the login may have a cookie or a token of its own.
+        let page = self.get("/login").await;
         let browser = match page.headers.text("set-cookie").and_then(|set| set.split_once(';')) {
             Some((cookie, _)) => self.clone().header("Cookie", cookie),
             None => self.clone(),

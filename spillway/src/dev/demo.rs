@@ -98,7 +98,8 @@ impl FromStr for DemoOrder {
                 mode.map(Self::Answer).ok_or_else(wrong)
             }
             "send" => {
-                let count = value.parse::<u32>().ok().filter(|count| (1..=SENT_MAX).contains(count));
+                let count =
+                    value.parse::<u32>().ok().filter(|count| (1..=SENT_MAX).contains(count));
                 count.map(Self::Send).ok_or_else(wrong)
             }
             _ => Err(wrong()),

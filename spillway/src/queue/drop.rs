@@ -105,8 +105,7 @@ pub(super) async fn run(
     }
     let webhooks = named.webhooks;
     let mut progress = Progress::new();
-    let ordering =
-        |so_far| progress.tell(|| format!("ordered the drop of {so_far} of {webhooks}"));
+    let ordering = |so_far| progress.tell(|| format!("ordered the drop of {so_far} of {webhooks}"));
     let actor = Actor::of_command();
     let ordered = order_drop(&mut waiting, &actor, filter.to_string(), &named, ordering).await?;
     let OrderedDrop { version, before } = ordered;
