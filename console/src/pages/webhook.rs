@@ -14,9 +14,9 @@ const AGAIN: &str = "load delay:700ms, click";
 
 /// The page with the timeline.
 pub fn page(caller: &Caller, story: &WebhookStory) -> Markup {
-    let facts = || story.consumers.iter().flat_map(|consumer| &consumer.facts);
+    let facts = story.consumers.iter().flat_map(|consumer| &consumer.facts);
     // Content is found by the Spillway-Id only. All facts of one webhook have the same.
-    let known = facts().map(|fact| fact.spillway_id.as_str()).find(|id| !id.is_empty());
+    let known = facts.map(|fact| fact.spillway_id.as_str()).find(|id| !id.is_empty());
     let next = story.next.as_deref().filter(|_| !story.is_complete);
     let further = |next: &str| links::with(&links::webhook(&story.id), &[("after", next)]);
     ConsoleView::Webhooks.page_with_title(
