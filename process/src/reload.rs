@@ -19,6 +19,11 @@ pub trait FromFiles: Send + Sync {
 
     /// Reads them again, and logs the outcome. Returns false if a mistake leaves the old state in force.
     fn reload(&self) -> bool;
+
+    /// True if they were never read, because of a mistake at the start.
+    fn is_unread(&self) -> bool {
+        false
+    }
 }
 
 /// Looks from a read that failed to the next: a minute. The mistake may not lie in a file that is watched,
@@ -36,7 +41,8 @@ struct Watched {
 impl Watched {
     fn new(state: Arc<dyn FromFiles>) -> Self {
         let files = FileWatch::new(state.files());
-        Self { state, files, has_failed: false, looks: 0 }
+        let has_failed = state.is_unread();
+        Self { state, files, has_failed, looks: 0 }
     }
 
     /// Reads the files again if they have changed, or if `is_due`, or after a failure.
