@@ -143,6 +143,34 @@ mod tests {
         }
     }
 
+    /// Was never read, and can be read from now on.
+    #[derive(Default)]
+    struct Late(AtomicU32);
+
+    impl FromFiles for Late {
+        fn files(&self) -> Vec<PathBuf> {
+            Vec::new()
+        }
+
+        fn reload(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+
+        fn is_unread(&self) -> bool {
+            self.0.load(Ordering::Relaxed) == 0
+        }
+    }
+
+    #[test]
+    fn what_was_never_read_is_a_failure_and_read_without_a_change() {
+        let late = Arc::new(Late::default());
+        let mut watched = Watched::new(late.clone());
+        assert!(watched.has_failed);
+        (0..3 * LOOKS_AFTER_FAILURE).for_each(|_| watched.look(false));
+        assert_eq!((late.0.load(Ordering::Relaxed), watched.has_failed), (1, false));
+    }
+
     #[test]
     fn a_changed_file_is_read_once_and_one_with_a_mistake_is_a_failure_until_the_next() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -464,7 +464,6 @@ async fn a_mistake_in_a_file_at_the_start_is_503_until_it_is_good() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let accounts = Accounts::new(&cell);
-    std::fs::write(accounts.files()[1], "").expect("write the tokens");
     std::fs::write(accounts.files()[0], "sue:boss:*\n").expect("write the users");
     let console = ConsoleServer::start(&cell, &accounts.settings()).await;
     for path in ["/", "/login", "/api/v1/dead"] {
