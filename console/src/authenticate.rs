@@ -5,9 +5,11 @@ use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use axum::http::HeaderName;
 use axum::http::request::Parts;
 
 use crate::access::{Caller, Credential, Role, SessionKey};
+use crate::peer::PeerAddress;
 
 /// Finding of an [`Authenticate`]: the caller, or `None` if the request names none.
 pub type FoundCaller<'a> = Pin<Box<dyn Future<Output = Option<Caller>> + Send + 'a>>;
@@ -44,7 +46,7 @@ impl Authenticate for FirstOf {
 }
 
 /// Takes everybody for one caller, without a login. For a console on loopback only: the settings
-/// refuse it elsewhere.
+/// refuse it elsewhere, and [`DirectAccess`] those who come by a proxy.
 #[derive(Debug, Clone)]
 pub struct AnonymousAccess {
     caller: Caller,
@@ -74,6 +76,36 @@ impl Authenticate for AnonymousAccess {
     }
 }
 
+/// Asks another only about those who come from this machine, and not by a proxy on it.
+#[derive(Debug, Clone)]
+pub struct DirectAccess<A>(pub A);
+
+impl<A: Authenticate> Authenticate for DirectAccess<A> {
+    fn caller<'a>(&'a self, head: &'a Parts) -> FoundCaller<'a> {
+        match is_direct(head) {
+            true => self.0.caller(head),
+            false => Box::pin(ready(None)),
+        }
+    }
+
+    fn has_login(&self) -> bool {
+        self.0.has_login()
+    }
+}
+
+/// True if a request comes from loopback, and no proxy has left a trace in it.
+fn is_direct(head: &Parts) -> bool {
+    let peer = head.extensions.get::<PeerAddress>();
+    let is_local = peer.is_some_and(|PeerAddress(peer)| peer.ip().to_canonical().is_loopback());
+    is_local && !head.headers.keys().any(is_by_proxy)
+}
+
+/// True for a header that a proxy adds.
+fn is_by_proxy(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name.starts_with("x-forwarded-") || ["forwarded", "via", "x-real-ip"].contains(&name)
+}
+
 /// Knows nobody: every route that is not public answers 401.
 #[derive(Debug, Clone, Copy)]
 pub struct NoAccess;
@@ -100,6 +132,26 @@ mod tests {
         assert_eq!(found.role, Role::Viewer);
         assert!(!all.has_login());
         assert_eq!(FirstOf(Vec::new()).caller(&head).await, None);
+    }
+
+    #[tokio::test]
+    async fn nobody_who_comes_by_a_proxy_is_anonymous() {
+        let access = DirectAccess(AnonymousAccess::new(Role::Viewer));
+        let is_known = async |peer: &str, header: &str| {
+            let mut request = Request::builder().header(header, "x").body(()).unwrap();
+            let peer: std::net::IpAddr = peer.parse().unwrap();
+            request.extensions_mut().insert(PeerAddress((peer, 4242).into()));
+            access.caller(&request.into_parts().0).await.is_some()
+        };
+        for peer in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
+            assert!(is_known(peer, "accept").await, "{peer}");
+        }
+        assert!(!is_known("192.0.2.1", "accept").await);
+        for header in ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"] {
+            assert!(!is_known("127.0.0.1", header).await, "{header}");
+        }
+        let (head, ()) = Request::new(()).into_parts();
+        assert!(access.caller(&head).await.is_none(), "its peer is not known");
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 //! fills (`spillway/src/console`).
 //!
 //! The path of a request: [`serve`] (accepts, TLS, one HTTP connection) → [`headers`] (security headers of
-//! every answer) → [`route`] (the one table of routes) → [`guard`] (host, [`authenticate`], permission, origin, [`csrf`]) →
+//! every answer) → [`unread`] (503 until the files are good) → [`route`] (the one table of routes) → [`guard`] (host, [`authenticate`], permission, origin, [`csrf`]) →
 //! a handler, which answers with a page of [`pages`], a [`model`] as JSON, or a [`problem`].
 //!
 //! A caller is known by an API token ([`tokens`]), the session of a [`login`] ([`sessions`]; guesses are bounded in
@@ -12,6 +12,7 @@
 pub mod access;
 pub mod assets;
 pub mod authenticate;
+mod bounded_writes;
 pub mod csrf;
 mod etag;
 pub mod guard;
@@ -23,6 +24,8 @@ pub mod openapi;
 pub mod origin;
 pub mod pages;
 pub mod password;
+pub mod peer;
+mod peer_slots;
 pub mod problem;
 pub mod proxy;
 pub mod route;
@@ -30,6 +33,7 @@ pub mod serve;
 pub mod sessions;
 pub mod tls;
 pub mod tokens;
+pub mod unread;
 pub mod users;
 
 pub use access::{Caller, Permission, Role};

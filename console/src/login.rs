@@ -14,7 +14,7 @@ use crate::access::Caller;
 use crate::authenticate::{Authenticate, FoundCaller};
 use crate::login_rate::LoginRate;
 use crate::password::{LENGTH_MAX, PasswordHash};
-use crate::proxy::TrustedProxies;
+use crate::proxy::{ProxyWarning, TrustedProxies};
 use crate::sessions::{SessionCookie, Sessions};
 use crate::users::Users;
 
@@ -35,6 +35,8 @@ pub struct LoginDesk {
     sessions: Sessions,
     cookie: SessionCookie,
     proxies: TrustedProxies,
+    /// Time of the last warning of a proxy that is none of these.
+    warning: ProxyWarning,
     rate: LoginRate,
     /// Permits to check a password.
     checks: Arc<Semaphore>,
@@ -67,6 +69,7 @@ impl LoginDesk {
             sessions: Sessions::default(),
             cookie,
             proxies,
+            warning: ProxyWarning::default(),
             rate: LoginRate::new(),
             checks: Arc::new(Semaphore::new(CHECKS_MAX)),
             waiting: Semaphore::new(WAITING_MAX),
@@ -86,6 +89,13 @@ impl LoginDesk {
         name: &str,
         password: Zeroizing<String>,
     ) -> Result<HeaderValue, LoginRefusal> {
+        if self.proxies.miss(headers, peer) && self.warning.take_turn(Instant::now()) {
+            tracing::warn!(
+                %peer,
+                "a login with X-Forwarded-For from an address that is not in TRUSTED_PROXIES: if it is a proxy, list \
+                 it; otherwise one who guesses passwords locks out all who come by it"
+            );
+        }
         let client = self.proxies.client(headers, peer);
         self.rate.take(client, name, Instant::now()).map_err(LoginRefusal::TooMany)?;
         let user = self.users.find(name);

@@ -6,9 +6,11 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::peer::network;
 
 /// Buckets of one kind that are kept at once, some 100 bytes each.
 const BUCKETS_MAX: usize = 10_000;
@@ -159,16 +161,9 @@ impl<K: Hash + Eq + Clone> Buckets<K> {
     }
 }
 
-/// Network of a client and name of a user. A subscriber with IPv6 has a /64 at least.
+/// Network of a client and name of a user.
 fn pair(client: IpAddr, user: &str) -> (IpAddr, String) {
-    let network = match client.to_canonical() {
-        IpAddr::V4(address) => IpAddr::V4(address),
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-    };
-    (network, user.chars().take(NAME_KEPT).collect())
+    (network(client), user.chars().take(NAME_KEPT).collect())
 }
 
 #[cfg(test)]

@@ -3,22 +3,29 @@
 use std::future::ready;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName};
 
 use crate::access::{Caller, SessionKey};
 use crate::authenticate::{Authenticate, FoundCaller};
-use crate::serve::PeerAddress;
+use crate::peer::PeerAddress;
 use crate::users::Users;
 
 /// Header in which each proxy adds the address that it was asked from.
 const FORWARDED_FOR: &str = "x-forwarded-for";
+/// Time from one warning of a proxy that is not listed to the next.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// Addresses of proxies that are believed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustedProxies(Vec<AddressRange>);
+
+/// Time of the last warning of a proxy that is not listed. A client can write the header too, so they are bounded.
+#[derive(Debug, Default)]
+pub(crate) struct ProxyWarning(Mutex<Option<Instant>>);
 
 /// Addresses that share their first bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,9 +59,15 @@ impl TrustedProxies {
         self.0.is_empty()
     }
 
-    fn contains(&self, address: IpAddr) -> bool {
+    /// True if the peer is one of them.
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|range| range.contains(address))
+    }
+
+    /// True if the peer seems to be a proxy, and is none of these.
+    pub(crate) fn miss(&self, headers: &HeaderMap, peer: IpAddr) -> bool {
+        !self.contains(peer) && headers.contains_key(FORWARDED_FOR)
     }
 
     /// Address of the client. Behind a trusted proxy it is the last one that no trusted proxy has: those before it are
@@ -74,6 +87,18 @@ impl TrustedProxies {
             }
         }
         nearest.to_canonical()
+    }
+}
+
+impl ProxyWarning {
+    /// True if a warning may be logged now; then the next one has to wait.
+    pub(crate) fn take_turn(&self, now: Instant) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| now.saturating_duration_since(last) >= WARN_EVERY);
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
     }
 }
 
@@ -225,6 +250,22 @@ mod tests {
         assert_eq!(client("127.0.0.1", &["6.6.6.6", "192.0.2.1"]), "192.0.2.1");
         assert_eq!(client("127.0.0.1", &[]), "127.0.0.1");
         assert_eq!(client("127.0.0.1", &["6.6.6.6, unknown"]), "127.0.0.1");
+    }
+
+    #[test]
+    fn a_proxy_that_is_not_listed_is_warned_of_once_a_minute() {
+        let proxies = access().proxies;
+        let miss = |peer: &str, headers: &[(&str, &str)]| {
+            proxies.miss(&head(peer, headers).headers, peer.parse().unwrap())
+        };
+        let forwarded = [(FORWARDED_FOR, "192.0.2.1")];
+        assert!(miss("203.0.113.9", &forwarded) && !miss("203.0.113.9", &[]));
+        assert!(!miss("127.0.0.1", &forwarded));
+        let warning = ProxyWarning::default();
+        let now = Instant::now();
+        let turns =
+            [0, 1, 59, 60, 61, 120].map(|s| warning.take_turn(now + Duration::from_secs(s)));
+        assert_eq!(turns, [true, false, false, true, false, true]);
     }
 
     #[test]

@@ -165,7 +165,7 @@ async fn wrong_method(uri: Uri) -> Response {
 }
 
 /// A problem in the form of the path: JSON, or a page.
-fn answer(uri: &Uri, problem: ProblemDetails) -> Response {
+pub(crate) fn answer(uri: &Uri, problem: ProblemDetails) -> Response {
     match uri.path().starts_with(API) {
         true => problem.into_response(),
         false => PageProblem(problem).into_response(),

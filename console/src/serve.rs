@@ -1,9 +1,8 @@
 //! Accepts connections, with or without TLS, and serves HTTP/1.1 on them. Connections are bounded in
-//! number, and in the time that the head of a request may take.
+//! number, for each network too, and in the time that the head of a request and each write may take.
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +23,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::bounded_writes::BoundedWrites;
 use crate::headers::require_https;
+use crate::peer::PeerAddress;
+use crate::peer_slots::{PeerSlot, PeerSlots};
+use crate::proxy::TrustedProxies;
 
 /// Connections at once. Ten people with some tabs each, and a few scripts.
 const CONNECTIONS_MAX: usize = 256;
@@ -36,16 +39,14 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 /// Pause after a failed accept. Without file descriptors, accepting again at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Address of the client, among the extensions of each request. Behind a proxy it is the proxy's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerAddress(pub SocketAddr);
-
 /// Listener of the console, with what makes TLS of its connections.
 pub struct ConsoleListener {
     /// Listening socket.
     pub tcp: TcpListener,
     /// TLS, if there is a certificate.
     pub tls: Option<TlsAcceptor>,
+    /// Proxies, each of which may have more connections than another address.
+    pub proxies: TrustedProxies,
 }
 
 /// Parts that every connection needs.
@@ -65,7 +66,8 @@ impl ConsoleListener {
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
         let parts = ConnectionParts { http, tls: self.tls, router, stop: stop.clone() };
         let tasks = TaskTracker::new();
-        stop.run_until_cancelled(accept_all(&self.tcp, &parts, &tasks)).await;
+        let slots = PeerSlots::new(self.proxies);
+        stop.run_until_cancelled(accept_all(&self.tcp, &parts, slots, &tasks)).await;
         drop(self.tcp);
         tasks.close();
         if timeout(STOP_WITHIN, tasks.wait()).await.is_err() {
@@ -77,6 +79,7 @@ impl ConsoleListener {
 async fn accept_all(
     listener: &TcpListener,
     parts: &ConnectionParts,
+    slots: PeerSlots,
     tasks: &TaskTracker,
 ) -> Infallible {
     let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -85,7 +88,11 @@ async fn accept_all(
         let permit = permit.expect("BUG: the semaphore is never closed");
         match listener.accept().await {
             Ok((stream, peer)) => {
-                tasks.spawn(parts.clone().serve_one(stream, PeerAddress(peer), permit));
+                let Some(slot) = slots.take(peer.ip()) else {
+                    tracing::debug!(%peer, "too many connections to the console from one network");
+                    continue;
+                };
+                tasks.spawn(parts.clone().serve_one(stream, PeerAddress(peer), (permit, slot)));
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
@@ -97,7 +104,13 @@ async fn accept_all(
 }
 
 impl ConnectionParts {
-    async fn serve_one(self, stream: TcpStream, peer: PeerAddress, _permit: OwnedSemaphorePermit) {
+    /// Serves a connection, which has its room until it ends.
+    async fn serve_one(
+        self,
+        stream: TcpStream,
+        peer: PeerAddress,
+        _room: (OwnedSemaphorePermit, PeerSlot),
+    ) {
         let Some(tls) = self.tls.clone() else { return self.speak_http(stream, peer).await };
         match timeout(HEAD_WITHIN, tls.accept(stream)).await {
             Ok(Ok(stream)) => self.speak_http(stream, peer).await,
@@ -124,7 +137,8 @@ impl ConnectionParts {
                 Ok::<_, Infallible>(answer)
             }
         });
-        let mut connection = pin!(self.http.serve_connection(TokioIo::new(stream), service));
+        let stream = TokioIo::new(BoundedWrites::new(stream));
+        let mut connection = pin!(self.http.serve_connection(stream, service));
         let served = tokio::select! {
             served = connection.as_mut() => served,
             () = self.stop.cancelled() => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -10,30 +10,30 @@ use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
 use tokio_rustls::TlsAcceptor;
 
-/// Certificate that the console shows, and its key.
+/// Certificate that the console shows, and its key. Without one, every handshake fails.
 #[derive(Debug)]
-pub struct ShownCertificate(ArcSwap<CertifiedKey>);
+pub struct ShownCertificate(ArcSwapOption<CertifiedKey>);
 
 impl ShownCertificate {
-    /// Shows this certificate.
-    pub fn new(pair: CertifiedKey) -> Self {
-        Self(ArcSwap::from_pointee(pair))
+    /// Shows this certificate, if there is one yet.
+    pub fn new(pair: Option<CertifiedKey>) -> Self {
+        Self(ArcSwapOption::from_pointee(pair))
     }
 
     /// The one that is shown now.
-    pub fn current(&self) -> Arc<CertifiedKey> {
+    pub fn current(&self) -> Option<Arc<CertifiedKey>> {
         self.0.load_full()
     }
 
     /// Shows this one from now on. Connections that are open keep theirs.
     pub fn replace(&self, pair: CertifiedKey) {
-        self.0.store(Arc::new(pair));
+        self.0.store(Some(Arc::new(pair)));
     }
 }
 
 impl ResolvesServerCert for ShownCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.current())
+        self.current()
     }
 }
 

@@ -35,6 +35,10 @@ use history::HistoryArgs;
 use settings::{ConsoleArgs, ConsoleSettings};
 use state::Console;
 
+/// Threads for work that blocks. Half of them are never taken by work that waits for others: see [`links::apart`]. With
+/// the threads of the cores, they are fewer than `TasksMax` of the unit.
+pub(crate) const BLOCKING_MAX: usize = 2 * links::APART_MAX;
+
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -60,7 +64,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let failed = |error: std::io::Error| Failure::Failed(format!("cannot start: {error}"));
     let stop = shutdown::on_signal().map_err(failed)?;
     let background = Background::start().map_err(failed)?;
-    let ConsoleSettings { place, listen, gate, desk, tls, files, .. } = settings;
+    settings.unread.log();
+    let ConsoleSettings { place, listen, gate, desk, tls, files, unread, proxies, .. } = settings;
     let tcp = TcpListener::bind(listen).await.map_err(|error| {
         Failure::Failed(format!(
             "CONSOLE_LISTEN: cannot listen on {listen}: {error}; set another address"
@@ -75,9 +80,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     if let Some(desk) = desk {
         router = router.layer(Extension(desk));
     }
+    let router = unread.guard(router);
     tracing::info!(address = %listen, version = spillway_process::version(), "the console listens");
     supervisor::ready();
-    let serving = ConsoleListener { tcp, tls }.serve(router, stop.clone());
+    let serving = ConsoleListener { tcp, tls, proxies }.serve(router, stop.clone());
     let ended = background.supervise(&stop, serving).await;
     ended.map_err(|error| Failure::Failed(error.to_string()))?;
     Ok(ExitCode::SUCCESS)

@@ -58,8 +58,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all();
+    if matches!(command, Command::Console(_)) {
+        runtime.max_blocking_threads(console::BLOCKING_MAX);
+    }
+    let runtime = runtime
         .build()
         .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
     let ended = runtime.block_on(async {

@@ -175,7 +175,12 @@ impl Accounts {
     /// Files in the cell's directory, without users and tokens yet.
     pub fn new(cell: &Cell) -> Self {
         let file = |name: &str| cell.directory().join(name);
-        Self { users: file("console-users"), tokens: file("console-tokens") }
+        let accounts = Self { users: file("console-users"), tokens: file("console-tokens") };
+        // A console answers 503 as long as one of its files is missing.
+        for file in accounts.files() {
+            fs::write(file, "").expect("write an empty file");
+        }
+        accounts
     }
 
     /// Password of a user.

@@ -460,6 +460,24 @@ async fn a_console_that_others_can_reach_starts_with_tls_or_a_word_that_says_so(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mistake_in_a_file_at_the_start_is_503_until_it_is_good() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let accounts = Accounts::new(&cell);
+    std::fs::write(accounts.files()[0], "sue:boss:*\n").expect("write the users");
+    let console = ConsoleServer::start(&cell, &accounts.settings()).await;
+    for path in ["/", "/login", "/api/v1/dead"] {
+        assert_eq!(console.nobody().get(path).await.status, 503, "{path}");
+    }
+    assert!(console.output().contains("is no role"), "{}", console.output());
+    std::fs::write(accounts.files()[0], "").expect("write the users");
+    stories::until::until("the file is read", SOON, async || {
+        console.nobody().get("/login").await.status == 200
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn filters_with_odd_letters_reach_the_cell_as_they_were_typed() {
     let office = ConsoleCell::start(Cell::shared(), &[]).await;
     let otto = office.console.login("otto").await;

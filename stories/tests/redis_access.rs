@@ -165,6 +165,9 @@ async fn the_user_of_the_console_has_what_its_verbs_need_and_reads_no_password()
         let answer = redis.command::<String>(&asked).await;
         assert!(answer.contains("no permissions"), "{forbidden:?}: {answer}");
     }
+    // The page says so: the verbs drop webhooks.
+    let delete = ["ACL", "DRYRUN", "spillway-console", "DEL", "{spillway}:in"];
+    assert_eq!(redis.command::<String>(&delete).await, "OK");
 }
 
 /// Starts a cluster node that knows no other node yet.

@@ -7,16 +7,22 @@ use std::sync::Arc;
 
 use spillway_console::tls::ShownCertificate;
 use spillway_console::tokens::{ApiTokens, TokenList};
+use spillway_console::unread::UnreadFiles;
 use spillway_console::users::{UserList, Users};
 use spillway_process::pem;
 use spillway_process::reload::FromFiles;
 
 /// Bit of a mode by which everybody may write a file.
 const OTHERS_WRITE: u32 = 0o002;
+/// Settings that name the files.
+const USERS: &str = "CONSOLE_USERS_FILE";
+const TOKENS: &str = "CONSOLE_TOKENS_FILE";
+const CERTIFICATE: &str = "CONSOLE_TLS_CERT_FILE";
 
 /// File of the users.
 pub(super) struct UsersFile {
     path: PathBuf,
+    unread: UnreadFiles,
     /// Users as they were read.
     pub users: Arc<Users>,
 }
@@ -24,6 +30,7 @@ pub(super) struct UsersFile {
 /// File of the API tokens.
 pub(super) struct TokensFile {
     path: PathBuf,
+    unread: UnreadFiles,
     /// Tokens as they were read.
     pub tokens: Arc<ApiTokens>,
 }
@@ -32,31 +39,32 @@ pub(super) struct TokensFile {
 pub(super) struct ConsoleCertificate {
     certificate: PathBuf,
     key: PathBuf,
+    unread: UnreadFiles,
     /// Certificate as it was read.
     pub shown: Arc<ShownCertificate>,
 }
 
 impl UsersFile {
-    /// Reads it.
-    pub(super) fn read(path: PathBuf) -> Result<Self, String> {
-        let users = Arc::new(Users::new(users(&path)?));
-        Ok(Self { path, users })
+    /// Reads it. With a mistake in it there is no user yet, and it is noted as unread.
+    pub(super) fn read(path: PathBuf, unread: UnreadFiles) -> Self {
+        let list = first(users(&path), USERS, &unread).unwrap_or_default();
+        Self { path, unread, users: Arc::new(Users::new(list)) }
     }
 }
 
 impl TokensFile {
-    /// Reads it.
-    pub(super) fn read(path: PathBuf) -> Result<Self, String> {
-        let tokens = Arc::new(ApiTokens::new(tokens(&path)?));
-        Ok(Self { path, tokens })
+    /// Reads it. With a mistake in it there is no token yet, and it is noted as unread.
+    pub(super) fn read(path: PathBuf, unread: UnreadFiles) -> Self {
+        let list = first(tokens(&path), TOKENS, &unread).unwrap_or_default();
+        Self { path, unread, tokens: Arc::new(ApiTokens::new(list)) }
     }
 }
 
 impl ConsoleCertificate {
-    /// Reads both.
-    pub(super) fn read(certificate: PathBuf, key: PathBuf) -> Result<Self, String> {
-        let pair = pem::certified_key(&certificate, &key)?;
-        Ok(Self { certificate, key, shown: Arc::new(ShownCertificate::new(pair)) })
+    /// Reads both. With a mistake in one there is no certificate yet, and they are noted as unread.
+    pub(super) fn read(certificate: PathBuf, key: PathBuf, unread: UnreadFiles) -> Self {
+        let pair = first(pem::certified_key(&certificate, &key), CERTIFICATE, &unread);
+        Self { certificate, key, unread, shown: Arc::new(ShownCertificate::new(pair)) }
     }
 }
 
@@ -70,7 +78,11 @@ impl FromFiles for UsersFile {
             tracing::info!(count = list.0.len(), "CONSOLE_USERS_FILE read again");
             self.users.replace(list);
         });
-        is_read(read, "CONSOLE_USERS_FILE")
+        is_read(read, USERS, &self.unread)
+    }
+
+    fn is_unread(&self) -> bool {
+        self.unread.contains(USERS)
     }
 }
 
@@ -84,7 +96,11 @@ impl FromFiles for TokensFile {
             tracing::info!(count = list.0.len(), "CONSOLE_TOKENS_FILE read again");
             self.tokens.replace(list);
         });
-        is_read(read, "CONSOLE_TOKENS_FILE")
+        is_read(read, TOKENS, &self.unread)
+    }
+
+    fn is_unread(&self) -> bool {
+        self.unread.contains(TOKENS)
     }
 }
 
@@ -99,13 +115,28 @@ impl FromFiles for ConsoleCertificate {
             tracing::info!("CONSOLE_TLS_CERT_FILE read again");
             self.shown.replace(pair);
         });
-        is_read(read, "CONSOLE_TLS_CERT_FILE")
+        is_read(read, CERTIFICATE, &self.unread)
+    }
+
+    fn is_unread(&self) -> bool {
+        self.unread.contains(CERTIFICATE)
     }
 }
 
-fn is_read(read: Result<(), String>, setting: &str) -> bool {
-    if let Err(problem) = &read {
-        tracing::error!(%problem, "{setting} could not be read again; what was read before stays in force");
+/// What was read at the start. A mistake does not end the process: in a pod, it would take the receiver along.
+fn first<T>(read: Result<T, String>, setting: &'static str, unread: &UnreadFiles) -> Option<T> {
+    read.map_err(|problem| unread.insert(setting, problem)).ok()
+}
+
+fn is_read(read: Result<(), String>, setting: &str, unread: &UnreadFiles) -> bool {
+    match &read {
+        Ok(()) => unread.remove(setting),
+        Err(problem) if unread.contains(setting) => {
+            tracing::error!(%problem, "{setting} can't be read: the console answers 503 until it can");
+        }
+        Err(problem) => {
+            tracing::error!(%problem, "{setting} could not be read again; what was read before stays in force");
+        }
     }
     read.is_ok()
 }
@@ -179,14 +210,16 @@ TqKv4OOP0t6870vvCbt+nlWIWXihRANCAARfAfUQaoPi76Ee5URflDlhEzfMGsZJ
             write(&key, "PRIVATE KEY", other);
         };
         install(ONE);
-        let read = ConsoleCertificate::read(certificate.clone(), key.clone()).expect("a pair");
-        let first = read.shown.current();
+        let unread = UnreadFiles::default();
+        let read = ConsoleCertificate::read(certificate.clone(), key.clone(), unread);
+        let current = || read.shown.current().expect("a pair");
+        let first = current();
         install([TWO[0], ONE[1]]);
         assert!(!read.reload());
-        assert_eq!(read.shown.current().cert, first.cert, "the old one stays");
+        assert_eq!(current().cert, first.cert, "the old one stays");
         install(TWO);
         assert!(read.reload());
-        assert_ne!(read.shown.current().cert, first.cert);
+        assert_ne!(current().cert, first.cert);
         assert_eq!(read.files(), [certificate.as_path(), key.as_path()]);
     }
 
@@ -194,10 +227,11 @@ TqKv4OOP0t6870vvCbt+nlWIWXihRANCAARfAfUQaoPi76Ee5URflDlhEzfMGsZJ
     fn a_file_with_a_mistake_leaves_the_users_as_they_were() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs::write(file.path(), "mia:viewer:*\n").expect("write");
-        let read = UsersFile::read(file.path().to_owned()).expect("good lines");
+        let read = UsersFile::read(file.path().to_owned(), UnreadFiles::default());
+        assert!(!read.is_unread());
         fs::write(file.path(), "mia:boss:*\n").expect("write");
-        assert!(!read.reload());
-        let told = UsersFile::read(file.path().to_owned()).err().expect("a mistake");
+        assert!(!read.reload() && !read.is_unread(), "the old ones stay");
+        let told = users(file.path()).expect_err("a mistake");
         assert!(told.contains(", line 1: mia: \"boss\" is no role"), "{told}");
         fs::write(file.path(), "").expect("write");
         assert!(read.reload(), "nobody is a choice too");
@@ -205,10 +239,30 @@ TqKv4OOP0t6870vvCbt+nlWIWXihRANCAARfAfUQaoPi76Ee5URflDlhEzfMGsZJ
     }
 
     #[test]
+    fn files_with_a_mistake_at_the_start_are_unread_until_they_are_good() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| directory.path().join(name);
+        let unread = UnreadFiles::default();
+        let users = UsersFile::read(path("users"), unread.clone());
+        let tokens = TokensFile::read(path("tokens"), unread.clone());
+        let certificate = ConsoleCertificate::read(path("tls.pem"), path("tls.key"), unread);
+        assert!(users.is_unread() && tokens.is_unread() && certificate.is_unread());
+        assert!(certificate.shown.current().is_none());
+        assert!(!users.reload() && users.is_unread(), "there is no such file");
+        fs::write(path("users"), "mia:viewer:*\n").expect("write");
+        fs::write(path("tokens"), "").expect("write");
+        write(&path("tls.pem"), "CERTIFICATE", ONE[0]);
+        write(&path("tls.key"), "PRIVATE KEY", ONE[1]);
+        assert!(users.reload() && tokens.reload() && certificate.reload());
+        assert!(!users.is_unread() && !tokens.is_unread() && !certificate.is_unread());
+        assert!(certificate.shown.current().is_some());
+    }
+
+    #[test]
     fn a_file_that_everybody_may_write_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs::set_permissions(file.path(), fs::Permissions::from_mode(0o606)).expect("chmod");
-        let told = TokensFile::read(file.path().to_owned()).err().expect("refused");
+        let told = text(file.path()).expect_err("refused");
         assert!(told.contains("chmod o-w"), "{told}");
     }
 }

@@ -22,6 +22,8 @@ use stories::StorySearches;
 
 /// Reads of packs at once. Each holds a connection and some megabytes.
 const READS_MAX: usize = 4;
+/// Works apart at once. Each has a thread, and may wait for one more that decodes packs.
+pub(super) const APART_MAX: usize = 64;
 /// Time for which a request waits until there is room for its read.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Age up to which lanes are new.
@@ -30,6 +32,9 @@ const LANES_FRESH: Duration = Duration::from_secs(1);
 const COUNTS_FRESH: Duration = Duration::from_secs(10);
 /// Dead letters whose places are kept in mind: some megabytes.
 const PLACES_MAX: usize = 20_000;
+
+/// Room for works apart, in the whole process, as its threads are.
+static APART: Semaphore = Semaphore::const_new(APART_MAX);
 
 /// Ways to the cell, which all requests share.
 pub(super) struct CellLinks {
@@ -91,14 +96,20 @@ impl PackGate {
     }
 }
 
-/// Runs work on a thread of its own. A long one delays no other request, and is not cut off with its request.
+/// Runs work on a thread of its own. A long one delays no other request, and is not cut off with its request. It must not
+/// call this again: all could wait for room that they hold themselves.
 pub(super) async fn apart<T, F>(work: impl FnOnce() -> F + Send + 'static) -> Result<T, Failure>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, Failure>>,
 {
     let runtime = Handle::current();
-    let ran = tokio::task::spawn_blocking(move || runtime.block_on(work())).await;
+    let room = APART.acquire().await.expect("BUG: the semaphore is never closed");
+    let ran = tokio::task::spawn_blocking(move || {
+        let _room = room;
+        runtime.block_on(work())
+    })
+    .await;
     ran.unwrap_or_else(|_| Err(Failure::Failed("BUG: a search panicked".to_owned())))
 }
 

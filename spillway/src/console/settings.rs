@@ -7,13 +7,14 @@ use std::sync::Arc;
 use axum::http::HeaderName;
 use axum::http::uri::Authority;
 use clap::Args;
-use spillway_console::authenticate::{AnonymousAccess, Authenticate, FirstOf};
+use spillway_console::authenticate::{AnonymousAccess, Authenticate, DirectAccess, FirstOf};
 use spillway_console::login::{LoginDesk, SessionAccess};
 use spillway_console::origin::AllowedHosts;
 use spillway_console::proxy::{ProxyAccess, TrustedProxies};
 use spillway_console::sessions::SessionCookie;
 use spillway_console::tls::acceptor;
 use spillway_console::tokens::BearerAccess;
+use spillway_console::unread::UnreadFiles;
 use spillway_console::users::Users;
 use spillway_console::{ConsoleGate, Role};
 use spillway_process::Checker;
@@ -44,7 +45,8 @@ pub(super) struct ConsoleArgs {
     hosts: Option<String>,
 
     /// Role of everybody who comes, without a login: viewer, support, operator or admin. On loopback
-    /// only, where everybody is on this machine. Not set: nobody gets in without a login
+    /// only, where everybody is on this machine: not with TRUSTED_PROXIES, TRUSTED_USER_HEADER or
+    /// CONSOLE_USERS_FILE, and not by a proxy. Not set: nobody gets in without a login
     #[arg(long, env = "CONSOLE_ANONYMOUS_ROLE", value_name = "ROLE")]
     anonymous_role: Option<String>,
 
@@ -81,7 +83,8 @@ pub(super) struct AccountArgs {
     trusted_user_header: Option<String>,
 
     /// Addresses and ranges of proxies in front of the console, such as 127.0.0.1 or 10.1.0.0/16, separated
-    /// by commas. The address of a client is taken from their X-Forwarded-For
+    /// by commas. The address of a client is taken from their X-Forwarded-For. List every proxy: behind
+    /// one that is not listed, all clients count as one
     #[arg(long, env = "TRUSTED_PROXIES", value_name = "ADDRESSES")]
     trusted_proxies: Option<String>,
 }
@@ -117,6 +120,10 @@ pub(super) struct ConsoleSettings {
     pub tls: Option<TlsAcceptor>,
     /// State that is read again when its files change.
     pub files: Vec<Arc<dyn FromFiles>>,
+    /// Those of them that had a mistake.
+    pub unread: UnreadFiles,
+    /// Proxies in front.
+    pub proxies: TrustedProxies,
     /// Format of the log.
     pub log_format: LogFormat,
 }
@@ -126,6 +133,7 @@ struct KnownCallers {
     known: Vec<Arc<dyn Authenticate>>,
     desk: Option<Arc<LoginDesk>>,
     files: Vec<Arc<dyn FromFiles>>,
+    proxies: TrustedProxies,
 }
 
 impl ConsoleArgs {
@@ -134,11 +142,13 @@ impl ConsoleArgs {
         let mut checker = Checker::default();
         self.place.redis()?;
         let listen = checker.address("CONSOLE_LISTEN", &self.listen, "127.0.0.1:9820");
-        let certificate = self.tls.certificate(&mut checker);
+        let unread = UnreadFiles::default();
+        let certificate = self.tls.certificate(&mut checker, &unread);
         let is_tls = certificate.is_some();
         self.tls.ensure_private(&mut checker, listen, is_tls);
         let hosts = self.hosts(&mut checker);
-        let KnownCallers { mut known, desk, mut files } = self.access.check(&mut checker, is_tls);
+        let KnownCallers { mut known, desk, mut files, proxies } =
+            self.access.check(&mut checker, is_tls, &unread);
         known.extend(self.anonymous(&mut checker, listen, &hosts));
         let hosts = AllowedHosts::new(listen, hosts);
         let hosts = Arc::new(if is_tls { hosts.https_only() } else { hosts });
@@ -151,8 +161,17 @@ impl ConsoleArgs {
         audited::check_keep(&mut checker, &self.audit_keep);
         let log_format = checker.choice("LOG_FORMAT", &self.log_format, &LOG_FORMATS);
         let place = self.place;
-        let settings = ConsoleSettings { place, listen, gate, desk, tls, files, log_format };
-        Ok(checker.finish(settings)?)
+        Ok(checker.finish(ConsoleSettings {
+            place,
+            listen,
+            gate,
+            desk,
+            tls,
+            files,
+            unread,
+            proxies,
+            log_format,
+        })?)
     }
 
     /// Files of the users and of the tokens, for the commands that edit them.
@@ -198,46 +217,58 @@ impl ConsoleArgs {
                 ),
             );
         }
-        role.ok().map(|role| Arc::new(AnonymousAccess::new(role)) as Arc<dyn Authenticate>)
+        if let Some(setting) = self.access.for_others() {
+            let problem =
+                format!("is for loopback only, and {setting} for others: set only one of the two");
+            checker.mistake("CONSOLE_ANONYMOUS_ROLE", problem);
+        }
+        let access = |role| Arc::new(DirectAccess(AnonymousAccess::new(role)));
+        role.ok().map(|role| access(role) as Arc<dyn Authenticate>)
     }
 }
 
 impl AccountArgs {
     /// Reads the files. A bearer token comes first: a program that sends one means it.
-    fn check(&self, checker: &mut Checker, is_tls: bool) -> KnownCallers {
-        let mut callers = KnownCallers { known: Vec::new(), desk: None, files: Vec::new() };
+    fn check(&self, checker: &mut Checker, is_tls: bool, unread: &UnreadFiles) -> KnownCallers {
         let proxies = given(self.trusted_proxies.as_deref()).map(TrustedProxies::parse);
         let proxies = proxies.transpose().unwrap_or_else(|problem| {
             checker.mistake("TRUSTED_PROXIES", problem);
             None
         });
         let proxies = proxies.unwrap_or_default();
-        match file(self.tokens_file.as_ref()).map(TokensFile::read).transpose() {
-            Ok(None) => {}
-            Ok(Some(file)) => {
-                callers.known.push(Arc::new(BearerAccess(file.tokens.clone())));
-                callers.files.push(Arc::new(file));
-            }
-            Err(problem) => checker.mistake("CONSOLE_TOKENS_FILE", problem),
-        }
-        let users = match file(self.users_file.as_ref()).map(UsersFile::read).transpose() {
-            Ok(None) => None,
-            Ok(Some(file)) => {
-                let users = file.users.clone();
-                let cookie = SessionCookie { is_tls };
-                let desk = Arc::new(LoginDesk::new(users.clone(), cookie, proxies.clone()));
-                callers.known.push(Arc::new(SessionAccess(desk.clone())));
-                callers.desk = Some(desk);
-                callers.files.push(Arc::new(file));
-                Some(users)
-            }
-            Err(problem) => {
-                checker.mistake("CONSOLE_USERS_FILE", problem);
-                None
-            }
+        let mut callers = KnownCallers {
+            known: Vec::new(),
+            desk: None,
+            files: Vec::new(),
+            proxies: proxies.clone(),
         };
+        if let Some(path) = file(self.tokens_file.as_ref()) {
+            let file = TokensFile::read(path, unread.clone());
+            callers.known.push(Arc::new(BearerAccess(file.tokens.clone())));
+            callers.files.push(Arc::new(file));
+        }
+        let users = file(self.users_file.as_ref()).map(|path| {
+            let file = UsersFile::read(path, unread.clone());
+            let users = file.users.clone();
+            let cookie = SessionCookie { is_tls };
+            let desk = Arc::new(LoginDesk::new(users.clone(), cookie, proxies.clone()));
+            callers.known.push(Arc::new(SessionAccess(desk.clone())));
+            callers.desk = Some(desk);
+            callers.files.push(Arc::new(file));
+            users
+        });
         callers.known.extend(self.by_proxy(checker, proxies, users));
         callers
+    }
+
+    /// The first setting that is of use only if others come than those on this machine.
+    fn for_others(&self) -> Option<&'static str> {
+        let settings = [
+            ("TRUSTED_PROXIES", given(self.trusted_proxies.as_deref()).is_some()),
+            ("TRUSTED_USER_HEADER", given(self.trusted_user_header.as_deref()).is_some()),
+            ("CONSOLE_USERS_FILE", file(self.users_file.as_ref()).is_some()),
+        ];
+        settings.into_iter().find(|(_, is_set)| *is_set).map(|(setting, _)| setting)
     }
 
     fn by_proxy(
@@ -268,14 +299,23 @@ impl AccountArgs {
 }
 
 impl ConsoleTlsArgs {
-    fn certificate(&self, checker: &mut Checker) -> Option<ConsoleCertificate> {
+    fn certificate(
+        &self,
+        checker: &mut Checker,
+        unread: &UnreadFiles,
+    ) -> Option<ConsoleCertificate> {
         let files = (file(self.tls_cert_file.as_ref()), file(self.tls_key_file.as_ref()));
-        let read = match files {
-            (None, None) => return None,
-            (Some(certificate), Some(key)) => ConsoleCertificate::read(certificate, key),
-            _ => Err("must be set together with CONSOLE_TLS_KEY_FILE, or not".to_owned()),
-        };
-        read.map_err(|problem| checker.mistake("CONSOLE_TLS_CERT_FILE", problem)).ok()
+        match files {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => {
+                Some(ConsoleCertificate::read(certificate, key, unread.clone()))
+            }
+            _ => {
+                let problem = "must be set together with CONSOLE_TLS_KEY_FILE, or not";
+                checker.mistake("CONSOLE_TLS_CERT_FILE", problem);
+                None
+            }
+        }
     }
 
     /// Refuses to send passwords and webhooks in the clear, unless it is asked for.
@@ -350,6 +390,18 @@ mod tests {
     }
 
     #[test]
+    fn nobody_is_anonymous_where_others_come() {
+        for other in [
+            ["--trusted-proxies", "127.0.0.1"],
+            ["--trusted-user-header", "X-User"],
+            ["--users-file", "/nonexistent/file"],
+        ] {
+            let told = mistakes(&[&["--anonymous-role", "viewer"][..], &other].concat());
+            assert!(told.contains("CONSOLE_ANONYMOUS_ROLE: is for loopback only"), "{told}");
+        }
+    }
+
+    #[test]
     fn a_trusted_header_needs_addresses_and_users() {
         let told = mistakes(&["--trusted-user-header", "X-User"]);
         assert!(
@@ -365,19 +417,17 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_missing_are_told_with_their_setting() {
+    fn files_that_are_missing_do_not_end_the_process_and_a_pair_without_its_half_does() {
         let none = "/nonexistent/file";
-        let told =
-            mistakes(&["--users-file", none, "--tokens-file", none, "--tls-cert-file", none]);
-        for setting in [
-            "CONSOLE_USERS_FILE: cannot",
-            "CONSOLE_TOKENS_FILE: cannot",
-            "CONSOLE_TLS_CERT_FILE: must",
-        ] {
-            assert!(told.contains(setting), "{setting}: {told}");
+        let files = ["--users-file", none, "--tokens-file", none, "--tls-cert-file", none];
+        let told = mistakes(&files);
+        assert!(told.contains("CONSOLE_TLS_CERT_FILE: must"), "{told}");
+        let flags = [&["x"][..], &files, &["--tls-key-file", none]].concat();
+        let settings = Command::parse_from(flags).console.check().expect("no mistake");
+        for setting in ["CONSOLE_USERS_FILE", "CONSOLE_TOKENS_FILE", "CONSOLE_TLS_CERT_FILE"] {
+            assert!(settings.unread.contains(setting), "{setting}");
         }
-        let told = mistakes(&["--tls-cert-file", none, "--tls-key-file", none]);
-        assert!(told.contains("CONSOLE_TLS_CERT_FILE: cannot read"), "{told}");
+        assert_eq!(settings.files.len(), 3);
     }
 
     #[test]

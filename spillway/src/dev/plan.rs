@@ -206,6 +206,9 @@ impl DevPlan {
             ("CONSOLE_LISTEN", listen.to_string().into()),
             ("CONSOLE_HOSTS", format!("localhost:{}", listen.port()).into()),
             ("CONSOLE_ANONYMOUS_ROLE", "operator".into()),
+            // They are refused together with it, and nobody comes from elsewhere.
+            ("TRUSTED_PROXIES", "".into()),
+            ("TRUSTED_USER_HEADER", "".into()),
         ];
         settings.extend(control_url.map(|url| (CONTROL_URL, url.into())));
         Ok(Recipe {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use spillway_console::login::{LOGIN, LoginDesk, LoginRefusal, path_after_login};
 use spillway_console::pages::login::page;
 use spillway_console::pages::problem::PageProblem;
-use spillway_console::serve::PeerAddress;
+use spillway_console::peer::PeerAddress;
 use spillway_console::{ConsoleRoute, Permission, ProblemDetails};
 use zeroize::Zeroizing;
 
