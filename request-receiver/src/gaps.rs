@@ -125,7 +125,7 @@ impl GapLog {
     }
 
     /// Notes that no webhook can be accepted now. That nothing comes then is no silence.
-    pub fn closed(&self, now_ms: u64) {
+    pub fn on_closed(&self, now_ms: u64) {
         // Not the latest: a clock that was ahead is set back.
         self.closed_ms.store(now_ms, Ordering::Relaxed);
     }
@@ -340,7 +340,7 @@ mod tests {
         let log = GapLog::default();
         let orders = headers("a.myshopify.com", "orders/create");
         log.arrived(&orders, 10);
-        log.closed(500);
+        log.on_closed(500);
         log.arrived(&orders, 530);
         log.arrived(&orders, 540);
         assert_eq!(log.take(true, false).seen[0].longest_ms, 30);

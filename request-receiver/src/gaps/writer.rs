@@ -38,9 +38,9 @@ struct GapWriter {
 
 /// Decides when refusals are taken from the log, which merges them until then. It knows no clock.
 struct RefusalPace {
-    /// Time between two takings of an outage that begins.
+    /// Time between two times at which refusals are taken, at first.
     least: Duration,
-    /// Time from the last taking to the next one, while refusals go on.
+    /// The same now: it doubles while refusals go on.
     every: Duration,
     taken_ms: u64,
 }
@@ -49,7 +49,7 @@ struct RefusalPace {
 pub async fn run(log: Arc<GapLog>, redis: Redis, least: Duration, stop: CancellationToken) {
     let reporter = RhythmReporter::new(redis.clone(), least);
     // Nothing was taken before the start.
-    log.closed(wall_clock_ms());
+    log.on_closed(wall_clock_ms());
     let (notes, pairs) = Default::default();
     let connection = None;
     let mut writer = GapWriter { log, redis, connection, reporter, notes, pairs, is_warned: false };

@@ -307,7 +307,7 @@ impl RedisWatch {
     }
 
     fn refusing(&self, reason: &str) {
-        self.store.gaps().closed(wall_clock_ms());
+        self.store.gaps().on_closed(wall_clock_ms());
         if self.readiness.not_ready(reason) {
             tracing::error!(reason, "the queue is not usable; webhooks are answered 503");
         }
@@ -315,7 +315,7 @@ impl RedisWatch {
 
     fn spilling(&self, log: &dyn OverflowLog, reason: &str) {
         if let Some(trouble) = log.trouble() {
-            self.store.gaps().closed(wall_clock_ms());
+            self.store.gaps().on_closed(wall_clock_ms());
             let reason = format!("{trouble}; {reason}");
             if self.readiness.not_ready(reason.clone()) {
                 tracing::error!(reason, "webhooks cannot be spilled; they are answered 503");
