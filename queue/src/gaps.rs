@@ -13,8 +13,10 @@ use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::read::{Fields, field, stream_id};
 
-/// Notes that are kept at most: each has some 150 bytes.
-pub(crate) const NOTES_KEPT: usize = 50_000;
+/// Notes that are kept: each has some 150 bytes. The oldest of the rest are merged.
+const NOTES_KEPT: usize = 50_000;
+/// Notes beyond which the oldest are left out, if nothing is noted that merges them.
+pub(crate) const NOTES_MAX: usize = 55_000;
 /// Time for which notes are kept: long enough to reconcile after an incident that is noticed late.
 pub const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Notes of one call of the script, which bounds the time for which it blocks Redis.
@@ -63,37 +65,59 @@ pub struct RedisRun {
 /// Writes notes, also to a full Redis.
 ///
 /// # Errors
-/// [`QueueError`] from Redis. Some of the notes may be written then.
+/// The number of notes that are written, and the error of Redis.
 pub async fn note(
     redis: &Redis,
     connection: &mut Connection,
     notes: &[NotedGap],
-) -> Result<(), QueueError> {
+) -> Result<(), (usize, QueueError)> {
     let script = Script::new(include_str!("lua/gaps.lua"));
     let keep_ms = u64::try_from(KEPT_FOR.as_millis()).unwrap_or(u64::MAX);
-    for notes in notes.chunks(NOTES_OF_A_CALL) {
+    for (number, some) in notes.chunks(NOTES_OF_A_CALL).enumerate() {
         let mut call = script.key(redis.keys.gaps());
         call.key(redis.keys.rhythm()).arg(NOTES_KEPT).arg(keep_ms);
-        for note in notes {
-            call.arg(serde_json::to_string(note).expect("BUG: a note is JSON"));
+        for note in some {
+            call.arg(json_of(note));
         }
-        call.invoke_async::<u64>(connection).await?;
+        let written: Result<u64, _> = call.invoke_async(connection).await;
+        written.map_err(|error| (number * NOTES_OF_A_CALL, QueueError::from(error)))?;
     }
     Ok(())
 }
 
-/// Notes the run of Redis that a new connection is of, and returns it with the one before.
+/// Reads the run of Redis that a new connection is of, and the one that was noted before.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
-pub async fn note_run(redis: &Redis, connection: &mut Connection) -> Result<RedisRun, QueueError> {
-    let (before, current, newest): (String, String, String) =
-        Script::new(include_str!("lua/gaps_run.lua"))
-            .key(redis.keys.stream())
-            .key(redis.keys.gaps_run())
-            .invoke_async(connection)
-            .await?;
+pub async fn read_run(redis: &Redis, connection: &mut Connection) -> Result<RedisRun, QueueError> {
+    let script = Script::new(include_str!("lua/gaps_run.lua"));
+    let mut call = script.key(redis.keys.stream());
+    call.key(redis.keys.gaps_run()).key(redis.keys.gaps());
+    let (before, current, newest): (String, String, String) = call.invoke_async(connection).await?;
     Ok(RedisRun { before, current, newest: stream_id(&newest)? })
+}
+
+/// Notes a run that was read, and what Redis lost before it: both or neither.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn note_run(
+    redis: &Redis,
+    connection: &mut Connection,
+    run: &RedisRun,
+    lost: Option<&NotedGap>,
+) -> Result<(), QueueError> {
+    let script = Script::new(include_str!("lua/gaps_run.lua"));
+    let mut call = script.key(redis.keys.stream());
+    call.key(redis.keys.gaps_run()).key(redis.keys.gaps());
+    call.arg(&run.before).arg(&run.current).arg(NOTES_MAX);
+    call.arg(lost.map(json_of).unwrap_or_default());
+    let _: (String, String, String) = call.invoke_async(connection).await?;
+    Ok(())
+}
+
+fn json_of(note: &NotedGap) -> String {
+    serde_json::to_string(note).expect("BUG: a note is JSON")
 }
 
 /// Reads at most `count` notes that were written after `after`, oldest first, each with its id.

@@ -9,7 +9,7 @@ use redis::{Script, cmd};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
-use crate::gaps::{KEPT_FOR, NOTES_KEPT};
+use crate::gaps::{KEPT_FOR, NOTES_MAX};
 
 /// Pairs of a shop and a topic that are kept: some 7 MB. Those beyond have no rhythm.
 const PAIRS_KEPT: usize = 50_000;
@@ -88,7 +88,8 @@ impl RhythmReporter {
         Self { redis, least, cursor: "0".to_owned() }
     }
 
-    /// Adds what a receiver saw. After a failure, the rest may be reported again.
+    /// Adds what a receiver saw that accepts webhooks without a break since `accepts_since_ms`: before that, nothing could
+    /// come. After a failure, the rest may be reported again.
     ///
     /// # Errors
     /// The number of pairs that are added, and the error of Redis. [`QueueError::Full`] if Redis has no room.
@@ -96,7 +97,7 @@ impl RhythmReporter {
         &mut self,
         connection: &mut Connection,
         pairs: &[SeenPair],
-        now_ms: u64,
+        accepts_since_ms: u64,
     ) -> Result<(), (usize, QueueError)> {
         let script = Script::new(include_str!("lua/rhythm.lua"));
         for (number, some) in pairs.chunks(PAIRS_OF_A_CALL).enumerate() {
@@ -105,9 +106,10 @@ impl RhythmReporter {
                 .arg(PAIRS_KEPT)
                 .arg(millis(self.least))
                 .arg(millis(PERIOD))
-                .arg(NOTES_KEPT)
+                .arg(NOTES_MAX)
                 .arg(&self.cursor)
-                .arg(now_ms.saturating_sub(millis(KEPT_FOR)));
+                .arg(millis(KEPT_FOR))
+                .arg(accepts_since_ms);
             for pair in some {
                 call.arg(field_of(pair)).arg(pair.first_ms).arg(pair.last_ms);
                 call.arg(pair.count).arg(pair.longest_ms);

@@ -1,7 +1,7 @@
 //! Gaps: collects which shops and topics were refused, how often each comes, and what Redis lost.
 //!
 //! The path of a webhook that is stored costs one look into a map. A background task ([`writer`]) brings what is collected to
-//! Redis every few seconds, also to a full one. What was collected while Redis is away is kept until it is back.
+//! Redis, also to a full one. What was collected while Redis is away is merged here until it is back.
 
 pub mod losses;
 pub mod writer;
@@ -37,6 +37,8 @@ pub struct GapLog {
     losses: Mutex<LossWatch>,
     /// Time of the newest entry whose append was confirmed, by Redis' clock.
     newest_stored_ms: AtomicU64,
+    /// Time at which no webhook could be accepted, the last one that is known.
+    closed_ms: AtomicU64,
 }
 
 /// Name of a shop and a topic.
@@ -48,7 +50,7 @@ pub struct PairKey(u64);
 pub struct CollectedGaps {
     /// Verified webhooks of each shop and topic.
     pub seen: Vec<SeenPair>,
-    /// Refusals and losses.
+    /// Refusals.
     pub notes: Vec<NotedGap>,
 }
 
@@ -68,7 +70,8 @@ struct PairNames<'a> {
 impl Default for GapLog {
     fn default() -> Self {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
-        Self { parts, losses: Mutex::default(), newest_stored_ms: AtomicU64::new(0) }
+        let [newest_stored_ms, closed_ms] = [0, 0].map(AtomicU64::new);
+        Self { parts, losses: Mutex::default(), newest_stored_ms, closed_ms }
     }
 }
 
@@ -77,9 +80,10 @@ impl GapLog {
     pub fn arrived(&self, headers: &HeaderMap, now_ms: u64) -> Option<PairKey> {
         let names = PairNames::of(headers)?;
         let key = names.key();
+        let accepts_since_ms = self.accepts_since_ms();
         let mut part = self.part(key);
         if let Some(pair) = part.seen.get_mut(&key.0) {
-            add(pair, now_ms);
+            add(pair, accepts_since_ms, now_ms);
         } else if part.seen.len() < SEEN_MAX {
             part.seen.insert(key.0, names.seen(now_ms));
         }
@@ -120,13 +124,24 @@ impl GapLog {
         self.newest_stored_ms.load(Ordering::Relaxed)
     }
 
+    /// Notes that no webhook can be accepted now. That nothing comes then is no silence.
+    pub fn on_closed(&self, now_ms: u64) {
+        // Not the latest: a clock that was ahead is set back.
+        self.closed_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    /// Time since which webhooks can be accepted without a break.
+    pub fn accepts_since_ms(&self) -> u64 {
+        self.closed_ms.load(Ordering::Relaxed)
+    }
+
     /// Watch over runs of Redis.
     pub fn losses(&self) -> MutexGuard<'_, LossWatch> {
         self.losses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the notes, and the counts of webhooks if `with_seen` says so.
-    pub fn take(&self, with_seen: bool) -> CollectedGaps {
+    /// Takes the counts of webhooks, the notes, or both.
+    pub fn take(&self, with_seen: bool, with_notes: bool) -> CollectedGaps {
         let mut taken = CollectedGaps::default();
         let mut any: Option<NotedGap> = None;
         for part in &self.parts {
@@ -141,7 +156,9 @@ impl GapLog {
                     is_new
                 });
             }
-            for (_, note) in part.refused.drain() {
+            let refused =
+                if with_notes { std::mem::take(&mut part.refused) } else { HashMap::new() };
+            for note in refused.into_values() {
                 if !note.shop.is_empty() {
                     taken.notes.push(note);
                 } else if let Some(any) = &mut any {
@@ -152,8 +169,16 @@ impl GapLog {
             }
         }
         taken.notes.extend(any);
-        taken.notes.append(&mut self.losses().take());
         taken
+    }
+
+    /// Time of the newest refusal that is not taken.
+    pub fn newest_refusal_ms(&self) -> Option<u64> {
+        let newest = |part: &Mutex<GapPart>| {
+            let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            part.refused.values().map(|note| note.to_ms).max()
+        };
+        self.parts.iter().filter_map(newest).max()
     }
 
     fn part(&self, key: PairKey) -> MutexGuard<'_, GapPart> {
@@ -214,11 +239,13 @@ fn is_missing(refusal: Refusal) -> bool {
     refusal.parts().0 == StatusCode::SERVICE_UNAVAILABLE
 }
 
-fn add(pair: &mut SeenPair, now_ms: u64) {
+/// Adds a webhook. Only the time since which webhooks are accepted without a break counts as a silence.
+fn add(pair: &mut SeenPair, accepts_since_ms: u64, now_ms: u64) {
     if pair.count == 0 {
         (pair.first_ms, pair.last_ms, pair.longest_ms) = (now_ms, now_ms, 0);
     }
-    pair.longest_ms = pair.longest_ms.max(now_ms.saturating_sub(pair.last_ms));
+    pair.longest_ms =
+        pair.longest_ms.max(now_ms.saturating_sub(pair.last_ms.max(accepts_since_ms)));
     pair.first_ms = pair.first_ms.min(now_ms);
     pair.last_ms = pair.last_ms.max(now_ms);
     pair.count += 1;
@@ -251,13 +278,13 @@ mod tests {
         log.refused(&orders, Refusal::Overloaded, 9);
         log.refused(&products, Refusal::QueueFull, 7);
         log.refused(&orders, Refusal::BadSignature, 90);
-        let mut notes = log.take(false).notes;
+        let mut notes = log.take(false, true).notes;
         notes.sort_by_key(|note| note.from_ms);
         let of = |note: &NotedGap| (note.topic.clone(), note.from_ms, note.to_ms, note.count);
         let expected =
             [("orders/create".to_owned(), 5, 9, 2), ("products/update".to_owned(), 7, 7, 1)];
         assert_eq!(notes.iter().map(of).collect::<Vec<_>>(), expected);
-        assert!(log.take(true).notes.is_empty(), "they are taken once");
+        assert!(log.take(true, true).notes.is_empty(), "they are taken once");
     }
 
     #[test]
@@ -265,13 +292,13 @@ mod tests {
         let log = GapLog::default();
         let key = log.arrived(&headers("a.myshopify.com", "orders/create"), 3);
         log.refused_verified(key, Refusal::AckTimeout, 6);
-        assert_eq!(log.take(true).notes[0].shop, "a.myshopify.com");
+        assert_eq!(log.take(true, true).notes[0].shop, "a.myshopify.com");
         log.refused_verified(key, Refusal::AckTimeout, 7);
-        assert_eq!(log.take(true).notes[0].shop, "a.myshopify.com", "it was taken just now");
+        assert_eq!(log.take(true, true).notes[0].shop, "a.myshopify.com", "it was taken just now");
         // Its names are gone.
         log.refused_verified(key, Refusal::AckTimeout, 8);
         log.refused_verified(None, Refusal::ShopQueueFull, 9);
-        let notes = log.take(true).notes;
+        let notes = log.take(true, true).notes;
         assert_eq!((notes.len(), notes[0].shop.as_str(), notes[0].count), (1, "", 2));
     }
 
@@ -284,7 +311,7 @@ mod tests {
         }
         log.refused(&headers("a b", "orders/create"), Refusal::QueueFull, 1);
         log.refused(&HeaderMap::new(), Refusal::QueueFull, 1);
-        let notes = log.take(false).notes;
+        let notes = log.take(false, true).notes;
         assert!(notes.len() <= 64 * 257, "{}", notes.len());
         assert_eq!(notes.iter().map(|note| note.count).sum::<u64>(), 100_002);
         assert_eq!(notes.iter().filter(|note| note.shop.is_empty()).count(), 1);
@@ -297,15 +324,41 @@ mod tests {
         for now_ms in [10, 20, 70, 60, 75] {
             log.arrived(&orders, now_ms);
         }
-        let seen = log.take(true).seen;
+        let seen = log.take(true, true).seen;
         let pair = &seen[0];
         assert_eq!((pair.first_ms, pair.last_ms, pair.count, pair.longest_ms), (10, 75, 5, 50));
-        assert!(log.take(true).seen.is_empty());
+        assert!(log.take(true, true).seen.is_empty());
         log.arrived(&orders, 90);
-        assert_eq!(log.take(true).seen[0].first_ms, 90);
+        assert_eq!(log.take(true, true).seen[0].first_ms, 90);
         log.arrived(&orders, 99);
-        let pair = &log.take(true).seen[0];
+        let pair = &log.take(true, true).seen[0];
         assert_eq!((pair.first_ms, pair.count, pair.longest_ms), (99, 1, 0), "taken before");
+    }
+
+    #[test]
+    fn a_time_without_a_chance_to_come_is_no_silence() {
+        let log = GapLog::default();
+        let orders = headers("a.myshopify.com", "orders/create");
+        log.arrived(&orders, 10);
+        log.on_closed(500);
+        log.arrived(&orders, 530);
+        log.arrived(&orders, 540);
+        assert_eq!(log.take(true, false).seen[0].longest_ms, 30);
+        assert_eq!(log.accepts_since_ms(), 500);
+    }
+
+    #[test]
+    fn refusals_of_a_long_outage_stay_one_note_until_they_are_taken() {
+        let log = GapLog::default();
+        let orders = headers("a.myshopify.com", "orders/create");
+        assert_eq!(log.newest_refusal_ms(), None);
+        for now_ms in 1..=5_000 {
+            log.refused(&orders, Refusal::QueueUnavailable, now_ms);
+            assert!(log.take(true, false).notes.is_empty());
+        }
+        assert_eq!(log.newest_refusal_ms(), Some(5_000));
+        let notes = log.take(false, true).notes;
+        assert_eq!((notes.len(), notes[0].from_ms, notes[0].to_ms), (1, 1, 5_000));
     }
 
     #[test]
@@ -314,7 +367,7 @@ mod tests {
         for number in 0..200_000 {
             log.arrived(&headers(&format!("{number}.myshopify.com"), "orders/create"), number);
         }
-        let seen = log.take(true).seen.len();
+        let seen = log.take(true, true).seen.len();
         assert!((50_000..=65_536).contains(&seen), "{seen}");
     }
 }

@@ -26,12 +26,10 @@ use crate::format::OutputArgs;
 use crate::out::{age, line, now_ms, table};
 use crate::place::CellArgs;
 
-pub(crate) use csv::text as csv_text;
-
 /// Notes that are read at a time.
 const NOTES_READ: usize = 1000;
 /// Age of gaps that are listed unless another is given.
-const SINCE: &str = "24h";
+pub(crate) const SINCE: &str = "24h";
 /// Default of `SILENT_AFTER`, which the receiver has, too.
 const SILENT_AFTER: &str = "1h";
 /// Gaps of a page unless another number is given, and most of them.
@@ -65,45 +63,38 @@ pub(crate) struct Arguments {
 }
 
 /// Gaps that are asked for, after the values were checked.
-pub(crate) struct GapSearch {
+struct GapSearch {
     since_ms: u64,
-    shop: Option<String>,
     silent_after_ms: u64,
     now_ms: u64,
 }
 
 impl GapSearch {
-    fn new(
-        since: Option<&str>,
-        shop: Option<&str>,
-        silent_after: Duration,
-    ) -> Result<Self, Failure> {
-        let given = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
+    fn new(since: &str, silent_after: Duration) -> Result<Self, Failure> {
         let now_ms = now_ms();
-        let since = given(since);
         Ok(Self {
-            since_ms: moment_ms("since", since.as_deref().unwrap_or(SINCE), now_ms)?,
-            shop: given(shop),
+            since_ms: moment_ms("since", since, now_ms)?,
             silent_after_ms: u64::try_from(silent_after.as_millis()).unwrap_or(u64::MAX),
             now_ms,
         })
     }
 
-    /// The search that a query of the console means. `SILENT_AFTER` is in its environment.
-    fn of_query(query: &GapQuery) -> Result<Self, Failure> {
+    /// The search of the console, which has `SILENT_AFTER` in its environment.
+    fn of_console(since: &str) -> Result<Self, Failure> {
         let silent_after = env::var("SILENT_AFTER").unwrap_or_default();
         let silent_after = Some(silent_after.as_str()).filter(|text| !text.is_empty());
         let silent_after = parse_duration(silent_after.unwrap_or(SILENT_AFTER))
             .map_err(|problem| Failure::Usage(format!("SILENT_AFTER: {problem}")))?;
-        Self::new(query.since.as_deref(), query.shop.as_deref(), silent_after)
+        Self::new(since, silent_after)
     }
 }
 
 /// Prints the gaps, the newest first.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place, since, shop, silent_after, csv, output } = arguments;
-    let search = GapSearch::new(Some(&since), shop.as_deref(), silent_after)?;
-    let gaps = find_all(&place, &search).await?;
+    let since = if since.is_empty() { SINCE.to_owned() } else { since };
+    let mut gaps = find_all(&place, &GapSearch::new(&since, silent_after)?).await?;
+    gaps.retain(|gap| lines::is_of(gap, given(shop.as_deref())));
     if csv {
         line(csv::text(&gaps).trim_end())?;
     } else if output.is_json() {
@@ -116,19 +107,28 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Finds a page of gaps, the newest first.
-pub(crate) async fn find(cell: &CellArgs, query: &GapQuery) -> Result<GapList, Failure> {
-    let gaps = find_all(cell, &GapSearch::of_query(query)?).await?;
-    let limit = query.limit.unwrap_or(PAGE).clamp(1, PAGE_MAX);
-    lines::page(gaps, query.after.as_deref(), usize::try_from(limit).unwrap_or(usize::MAX))
+/// Finds the gaps of all shops for the console, the newest first.
+pub(crate) async fn find(cell: &CellArgs, since: &str) -> Result<Vec<GapLine>, Failure> {
+    find_all(cell, &GapSearch::of_console(since)?).await
 }
 
-/// Finds all gaps of a query, whatever its limit, the newest first.
-pub(crate) async fn find_for_csv(
-    cell: &CellArgs,
-    query: &GapQuery,
-) -> Result<Vec<GapLine>, Failure> {
-    find_all(cell, &GapSearch::of_query(query)?).await
+/// The page of a query, from the gaps of all shops.
+pub(crate) fn page_of(gaps: &[GapLine], query: &GapQuery) -> Result<GapList, Failure> {
+    let limit = query.limit.unwrap_or(PAGE).clamp(1, PAGE_MAX);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let shop = given(query.shop.as_deref());
+    let gaps = gaps.iter().filter(|gap| lines::is_of(gap, shop));
+    lines::page(gaps, query.after.as_deref(), limit)
+}
+
+/// The gaps of a shop as comma-separated values, from the gaps of all shops.
+pub(crate) fn csv_of(gaps: &[GapLine], shop: Option<&str>) -> String {
+    csv::text(gaps.iter().filter(|gap| lines::is_of(gap, shop)))
+}
+
+/// A value of a query. An empty one, as that of an empty field of a form, is none.
+fn given(text: Option<&str>) -> Option<&str> {
+    text.map(str::trim).filter(|text| !text.is_empty())
 }
 
 /// Reads the notes and the rhythms. Both are bounded, whatever waits in the queue.
@@ -150,7 +150,7 @@ async fn find_all(cell: &CellArgs, search: &GapSearch) -> Result<Vec<GapLine>, F
         }
         cursor = next;
     }
-    Ok(lines::of(notes, silences, search.shop.as_deref()))
+    Ok(lines::of(notes, silences))
 }
 
 /// Notes of gaps that end in the time that is asked for. A note is written after its gap has ended.
@@ -216,14 +216,13 @@ mod tests {
 
     #[test]
     fn an_empty_field_of_a_form_is_no_filter() {
-        let query = GapQuery {
-            since: Some(String::new()),
-            shop: Some(String::new()),
-            ..GapQuery::default()
-        };
-        let search = GapSearch::of_query(&query).expect("defaults");
-        assert_eq!((search.shop, search.now_ms - search.since_ms), (None, 24 * 3_600_000));
-        let wrong = GapQuery { since: Some("yesterday".to_owned()), ..GapQuery::default() };
-        assert!(GapSearch::of_query(&wrong).is_err());
+        let [shop, topic] = ["a.myshopify.com", "orders/create"].map(str::to_owned);
+        let gap = GapLine { shop, topic, from_ms: 0, to_ms: 60_000, cause: GapCause::Refused };
+        let query = |shop: &str| GapQuery { shop: Some(shop.to_owned()), ..GapQuery::default() };
+        let found = |shop| page_of(std::slice::from_ref(&gap), &query(shop)).expect("a page").gaps;
+        assert_eq!((found("").len(), found("b.myshopify.com").len()), (1, 0));
+        let search = GapSearch::of_console(SINCE).expect("defaults");
+        assert_eq!(search.now_ms - search.since_ms, 24 * 3_600_000);
+        assert!(GapSearch::of_console("yesterday").is_err());
     }
 }

@@ -197,7 +197,7 @@ async fn note_lost(
     let (shop, topic) = Default::default();
     let to_ms = now_ms();
     let note = NotedGap { reason: GapReason::Lost, shop, topic, from_ms, to_ms, count: 0 };
-    if let Err(error) = gaps::note(redis, connection, &[note]).await {
+    if let Err((_, error)) = gaps::note(redis, connection, &[note]).await {
         line(format_args!("`spillway gaps` will not list what is lost: {}", chain(&error)))?;
     }
     Ok(())

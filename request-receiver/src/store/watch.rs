@@ -8,7 +8,7 @@ use spillway_process::Readiness;
 use spillway_process::clock::wall_clock_ms;
 use spillway_process::error::chain;
 use spillway_queue::consumers::{self, StartAt};
-use spillway_queue::gaps::note_run;
+use spillway_queue::gaps::{note_run, read_run};
 use spillway_queue::health::{
     self, Durability, DurabilityPolicy, FirstAof, HealthVerdict, RedisInfo,
 };
@@ -192,12 +192,14 @@ impl RedisWatch {
         let durability = health::durability(facts, self.durability.is_vouched);
         let keeps_all = durability == Durability::Vouched
             || durability == Durability::Always && self.redis.is_local();
-        match note_run(&self.redis, connection).await {
-            Ok(run) => {
-                let now_ms = wall_clock_ms();
-                let facts = ConnectionFacts { generation, stored_ms, keeps_all, now_ms };
-                gaps.losses().on_run(&run, facts);
-            }
+        let noting = async {
+            let run = read_run(&self.redis, connection).await?;
+            let facts = ConnectionFacts { stored_ms, keeps_all, now_ms: wall_clock_ms() };
+            let lost = gaps.losses().on_run(&run, facts);
+            note_run(&self.redis, connection, &run, lost.as_ref()).await
+        };
+        match noting.await {
+            Ok(()) => gaps.losses().on_noted(generation, wall_clock_ms()),
             Err(error) => {
                 tracing::debug!(error = chain(&error), "the run of redis could not be noted");
             }
@@ -305,6 +307,7 @@ impl RedisWatch {
     }
 
     fn refusing(&self, reason: &str) {
+        self.store.gaps().on_closed(wall_clock_ms());
         if self.readiness.not_ready(reason) {
             tracing::error!(reason, "the queue is not usable; webhooks are answered 503");
         }
@@ -312,6 +315,7 @@ impl RedisWatch {
 
     fn spilling(&self, log: &dyn OverflowLog, reason: &str) {
         if let Some(trouble) = log.trouble() {
+            self.store.gaps().on_closed(wall_clock_ms());
             let reason = format!("{trouble}; {reason}");
             if self.readiness.not_ready(reason.clone()) {
                 tracing::error!(reason, "webhooks cannot be spilled; they are answered 503");

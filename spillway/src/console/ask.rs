@@ -4,6 +4,7 @@ pub(super) mod consumers;
 pub(super) mod controls;
 pub(super) mod dead;
 pub(super) mod doctor;
+pub(super) mod gaps;
 pub(super) mod history;
 pub(super) mod lanes;
 pub(super) mod orders;

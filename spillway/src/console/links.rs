@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use spillway_console::ProblemDetails;
 use spillway_console::model::doctor::DoctorReport;
+use spillway_console::model::gaps::GapLine;
 use spillway_console::model::lanes::LaneSummary;
 use spillway_console::model::top::{TopGroup, TopList};
 use spillway_webhook::StreamId;
@@ -30,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LANES_FRESH: Duration = Duration::from_secs(1);
 /// Age up to which counts and findings are new.
 const COUNTS_FRESH: Duration = Duration::from_secs(10);
+/// Lists of gaps that are kept in mind: each may have some megabytes.
+const GAP_LISTS_MAX: usize = 4;
 /// Dead letters whose places are kept in mind: some megabytes.
 const PLACES_MAX: usize = 20_000;
 
@@ -44,6 +47,8 @@ pub(super) struct CellLinks {
     pub lanes: KeptAnswers<String, Vec<LaneSummary>>,
     /// Largest groups, by consumer, group and shop.
     pub tops: KeptAnswers<(String, TopGroup, Option<String>), TopList>,
+    /// Gaps of all shops, by the time since which they are asked for.
+    pub gaps: KeptAnswers<String, Vec<GapLine>>,
     /// Findings of the doctor.
     pub doctor: KeptAnswers<(), DoctorReport>,
     /// Searches for one webhook.
@@ -65,6 +70,7 @@ impl CellLinks {
             gate: PackGate(Arc::new(Semaphore::new(READS_MAX))),
             lanes: KeptAnswers::new(LANES_FRESH),
             tops: KeptAnswers::new(COUNTS_FRESH),
+            gaps: KeptAnswers::bounded(COUNTS_FRESH, GAP_LISTS_MAX),
             doctor: KeptAnswers::new(COUNTS_FRESH),
             stories: StorySearches::new(),
             letters: Mutex::new(HashMap::new()),

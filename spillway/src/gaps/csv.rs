@@ -6,7 +6,7 @@ use spillway_webhook::freshness::rfc3339;
 use super::lines::cause;
 
 /// A line with the names of the columns, and one for each gap. An empty shop or topic stands for any.
-pub(crate) fn text(gaps: &[GapLine]) -> String {
+pub(super) fn text<'a>(gaps: impl IntoIterator<Item = &'a GapLine>) -> String {
     let mut text = "shop,topic,from,to,cause\r\n".to_owned();
     for gap in gaps {
         let times = [rfc3339(gap.from_ms), rfc3339(gap.to_ms)].join(",");

@@ -5,10 +5,9 @@ use axum::extract::State;
 use spillway_console::model::gaps::{GapList, GapQuery};
 use spillway_console::{ConsoleRoute, Permission, ProblemDetails};
 
+use crate::console::ask;
 use crate::console::extract::ApiQuery;
-use crate::console::problem::problem_of;
 use crate::console::state::ConsoleState;
-use crate::gaps;
 
 /// Routes of this area.
 pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
@@ -23,6 +22,5 @@ async fn list(
     State(console): State<ConsoleState>,
     ApiQuery(query): ApiQuery<GapQuery>,
 ) -> Result<Json<GapList>, ProblemDetails> {
-    let found = gaps::find(&console.place, &query).await;
-    found.map(Json).map_err(|failure| problem_of(&failure))
+    ask::gaps::list(&console, &query).await.map(Json)
 }

@@ -14,12 +14,14 @@ use tokio::time::timeout;
 const STALE: Duration = Duration::from_secs(60);
 /// Time for which a request waits for the first answer.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Questions whose answers are kept.
+/// Questions whose answers are kept unless another number is given.
 const QUESTIONS_MAX: usize = 256;
 
 /// Answers to questions of one kind.
 pub(in crate::console) struct KeptAnswers<K, V> {
     fresh: Duration,
+    /// Questions whose answers are kept.
+    room: usize,
     slots: Mutex<HashMap<K, Arc<KeptSlot<V>>>>,
 }
 
@@ -37,7 +39,12 @@ struct KeptAnswer<V> {
 impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
     /// No answers yet. One is new up to the age `fresh`.
     pub(in crate::console) fn new(fresh: Duration) -> Self {
-        Self { fresh, slots: Mutex::new(HashMap::new()) }
+        Self::bounded(fresh, QUESTIONS_MAX)
+    }
+
+    /// As [`Self::new`], for answers that are large: those to so many questions are kept.
+    pub(in crate::console) fn bounded(fresh: Duration, room: usize) -> Self {
+        Self { fresh, room, slots: Mutex::new(HashMap::new()) }
     }
 
     /// The answer to a question. `ask` finds it, in the background, unless there is a new one.
@@ -78,7 +85,7 @@ impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
 
     fn slot(&self, question: K) -> Arc<KeptSlot<V>> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if slots.len() >= QUESTIONS_MAX {
+        if slots.len() >= self.room && !slots.contains_key(&question) {
             slots.retain(|_, slot| slot.is_asked.load(Ordering::Acquire));
         }
         let slot = slots.entry(question).or_insert_with(|| {

@@ -9,10 +9,8 @@ use spillway_console::pages::gaps::page;
 use spillway_console::pages::problem::PageProblem;
 use spillway_console::{Caller, ConsoleRoute, Permission};
 
-use crate::console::problem::problem_of;
+use crate::console::ask;
 use crate::console::state::ConsoleState;
-use crate::failure::Failure;
-use crate::gaps;
 
 /// Routes of this area.
 pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
@@ -27,7 +25,7 @@ async fn list(
     Extension(caller): Extension<Caller>,
     Query(query): Query<GapQuery>,
 ) -> Result<Response, PageProblem> {
-    let found = gaps::find(&console.place, &query).await.map_err(problem)?;
+    let found = ask::gaps::list(&console, &query).await?;
     Ok(page(&caller, &found, &query).into_response())
 }
 
@@ -35,14 +33,10 @@ async fn csv(
     State(console): State<ConsoleState>,
     Query(query): Query<GapQuery>,
 ) -> Result<Response, PageProblem> {
-    let found = gaps::find_for_csv(&console.place, &query).await.map_err(problem)?;
+    let found = ask::gaps::csv(&console, &query).await?;
     let headers = [
         (CONTENT_TYPE, "text/csv; charset=utf-8"),
         (CONTENT_DISPOSITION, "attachment; filename=\"gaps.csv\""),
     ];
-    Ok((headers, gaps::csv_text(&found)).into_response())
-}
-
-fn problem(failure: Failure) -> PageProblem {
-    problem_of(&failure).into()
+    Ok((headers, found).into_response())
 }

@@ -87,5 +87,5 @@ async fn dead_of(console: &Console, consumer: Option<String>, shop: &str) -> Opt
 async fn gaps_of(console: &Console, shop: &str) -> Option<GapList> {
     let shop = Some(shop.to_owned());
     let query = GapQuery { shop, limit: Some(SHOWN), ..GapQuery::default() };
-    crate::gaps::find(&console.place, &query).await.ok()
+    ask::gaps::list(console, &query).await.ok()
 }
