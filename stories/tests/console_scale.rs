@@ -29,6 +29,10 @@ const WATCHERS: usize = 10;
 /// Latency and rate with watchers may be this much worse: two runs without any differ as much.
 const NOISE: f64 = 1.25;
 
+/// Shops whose webhooks are refused.
+const REFUSED: u32 = 10;
+/// Webhooks per second of healthy shops while others are refused.
+const BESIDE: f64 = 500.0;
 /// Webhooks per second of healthy shops.
 const RATE: f64 = 200.0;
 
@@ -54,7 +58,7 @@ impl FullCell {
     /// Fills a cell: the shops of one crowd are refused, those of another are paused.
     async fn start(cell: Cell) -> Self {
         let [waiting, dead, shops] = sizes();
-        let refused = Arc::new(Crowd::new("products/update", 0..shops, 0..dead));
+        let refused = Arc::new(Crowd::new("products/update", 0..REFUSED, 0..dead));
         let end = dead + waiting;
         let paused = Arc::new(Crowd::new("inventory_levels/update", 0..shops, dead..end));
         let healthy = shops..shops + 20;
@@ -64,7 +68,7 @@ impl FullCell {
         let receiver = cell.receiver(&[]).await;
         let crowds = [&refused, &paused, &healthy].map(|crowd| (**crowd).clone()).to_vec();
         let sink = Sink::start(crowds, &record).await;
-        sink.behave(move |number| match number < shops {
+        sink.behave(|shop| match shop < REFUSED {
             true => Reply::Status(422),
             false => Reply::After(Duration::from_millis(5)),
         });
@@ -78,9 +82,14 @@ impl FullCell {
             record: Arc::clone(&record),
             rate: None,
         };
+        // A backend that refuses most shops would be taken for one that is broken.
+        let beside = Sender { rate: Some(BESIDE), ..sender(&healthy) };
+        let last = end + 900_000..end + 1_000_000;
+        let beside = tokio::spawn(async move { beside.send_some(last).await });
         sender(&refused).send_all().await;
         let all_dead = async || redis.stream_len(DEAD).await >= u64::from(dead);
         until("all are dead letters", size(SOON, 30 * SOON), all_dead).await;
+        beside.abort();
         let pause = cell.spillway(&["pause", "--topic", "inventory_levels/update"]).await;
         assert!(pause.status.success(), "{pause:?}");
         let is_read = async || downstreamer.metric("spillway_pauses").await == Some(1.0);

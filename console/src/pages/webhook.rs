@@ -100,7 +100,7 @@ pub fn content_page(caller: &Caller, content: &WebhookContent) -> Markup {
                 @if !content.is_exact {
                     p.quiet { "Some bytes are no text: they are shown as �." }
                 }
-                pre tabindex="0" role="region" aria-labelledby="body" { (content.body) }
+                pre tabindex="0" role="region" aria-label="Text of the body" { (content.body) }
             }
         },
     )

@@ -19,6 +19,7 @@ from playwright.sync_api import sync_playwright
 
 # Far more than a step takes on a busy machine.
 PATIENCE_MS = 30_000
+PAUSE_FORM = "form[action='/lanes/pause']:has(input[name=shop]:not([type=hidden]))"
 VIEWS = ["/", "/lanes", "/webhooks", "/dead", "/shops", "/gaps", "/audit", "/doctor"]
 # Rules of axe: WCAG 2.2 A and AA, and what is known to be good practice.
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -247,7 +248,8 @@ def replay_without_scripts(console, shop, number):
 def pause(console, shop):
     with console.page() as page:
         console.open(page, "/lanes")
-        form = page.locator("form[action='/lanes/pause']:has(input[name=shop]:not([type=hidden]))")
+        form = page.locator(PAUSE_FORM)
+        page.locator(f"details:has({PAUSE_FORM}) summary").click()
         form.locator("input[name=shop]").fill(shop)
         form.locator("button[type=submit]").first.click()
         page.wait_for_url("**/lanes?*")
@@ -347,7 +349,9 @@ def keyboard(console, shop, number, paused):
         tab_to(console, page, "nav a[href='/lanes']")
         page.keyboard.press("Enter")
         page.wait_for_url("**/lanes")
-        tab_to(console, page, "form[action='/lanes/pause'] input[name=shop]:not([type=hidden])")
+        tab_to(console, page, "details:has(form[action='/lanes/pause']) summary")
+        page.keyboard.press("Enter")
+        tab_to(console, page, f"{PAUSE_FORM} input[name=shop]")
         page.keyboard.type(paused)
         page.keyboard.press("Enter")
         page.wait_for_url("**/lanes?*")

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::Full;
 use spillway_console::pages::demo::page;
+use spillway_console::pages::frame::offer_demo;
 use spillway_console::pages::problem::PageProblem;
 use spillway_console::{Caller, ConsoleRoute, Permission, ProblemDetails};
 
@@ -19,6 +20,9 @@ use crate::out::printable;
 
 /// Routes of this area.
 pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
+    if control_url().is_ok() {
+        offer_demo();
+    }
     vec![
         ConsoleRoute::read("/demo", Permission::Operate, show),
         ConsoleRoute::change("/demo", Permission::Operate, tell),
