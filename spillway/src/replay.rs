@@ -164,7 +164,8 @@ pub(crate) async fn order_replay(
         so_far = fed;
         progress(fed);
     };
-    match feeding.feed(stop, tell).await {
+    let fed = feeding.feed(stop, tell).await;
+    match fed {
         Ok(fed) => Ok((fed, false)),
         Err(_) if is_cancelled() => {
             records::end(cell, actor, &consumer, feeding.feed.id()).await?;

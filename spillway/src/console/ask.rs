@@ -65,7 +65,7 @@ fn ensure_filled(selection: &WebhookSelection) -> Result<(), ProblemDetails> {
         ("until", until),
     ];
     let mut fields = fields.into_iter();
-    let empty = fields.find(|(_, text)| text.as_ref().is_some_and(|text| text.trim().is_empty()));
+    let empty = fields.find(|(_, text)| text.as_deref().is_some_and(|text| text.trim().is_empty()));
     match empty {
         None => Ok(()),
         Some((name, _)) => Err(ProblemDetails::bad_request(format!(

@@ -60,11 +60,11 @@ pub(super) struct JobOrder {
     pub filter: String,
     /// Caller who ordered it.
     pub actor: String,
-    /// What a dry run counted; `None` for a dry run.
+    /// Count of a dry run that is confirmed; `None` for a dry run.
     pub expected: Option<ExpectedCount>,
 }
 
-/// Count of a dry run that is confirmed.
+/// Count that a caller confirms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExpectedCount {
     /// Number that was counted.
