@@ -55,7 +55,7 @@ impl SetDigest {
     /// Adds one member.
     pub fn add(&mut self, member: &[u8]) {
         // The length first: no two lists of members give the same bytes.
-        self.0.update((member.len() as u64).to_le_bytes());
+        self.0.update(member.len().to_le_bytes());
         self.0.update(member);
     }
 
