@@ -13,8 +13,15 @@ use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::read::{Fields, field, stream_id};
 
-/// Records that are kept at most: each has some 300 bytes, and an operator's script may make many.
+/// Records that are kept, beside those of the last day: each has some 300 bytes, and an operator's script may make many.
 const RECORDS_KEPT: usize = 100_000;
+/// Records beyond which no change is made, so that nobody can fill Redis, or push out what was done just before.
+const RECORDS_MAX: usize = 300_000;
+const _: () = assert!(RECORDS_KEPT < RECORDS_MAX, "older ones are deleted first");
+/// Bytes of a name in a record.
+const NAME_BYTES: usize = 256;
+/// Bytes of a filter or a reason in a record.
+const TEXT_BYTES: usize = 2048;
 
 /// A change that is to be made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,13 +99,13 @@ impl Audit {
     /// Records that a change is about to be made. Without this record it must not be made.
     ///
     /// # Errors
-    /// [`QueueError`] from Redis.
+    /// [`QueueError`] from Redis; [`QueueError::AuditFull`] if there were too many changes in a day.
     pub async fn begin(
         &self,
         connection: &mut Connection,
         change: &AuditedChange,
     ) -> Result<StreamId, QueueError> {
-        let stored = StoredChange { change: change.clone(), began_ms: None, end: None };
+        let stored = StoredChange { change: capped(change.clone()), began_ms: None, end: None };
         self.write(connection, &stored, None).await
     }
 
@@ -113,6 +120,11 @@ impl Audit {
         change: AuditedChange,
         end: AuditEnd,
     ) -> Result<(), QueueError> {
+        let end = match end {
+            AuditEnd::Failed(reason) => AuditEnd::Failed(cut(reason, TEXT_BYTES)),
+            done @ AuditEnd::Done(_) => done,
+        };
+        let change = capped(change);
         let stored = StoredChange { change, began_ms: Some(begun.ms), end: Some(end) };
         self.write(connection, &stored, Some(begun)).await.map(|_| ())
     }
@@ -153,10 +165,34 @@ impl Audit {
             .arg(replaced.map_or_else(String::new, |id| id.to_string()))
             .arg(RECORDS_KEPT)
             .arg(keep_ms)
+            .arg(RECORDS_MAX)
             .invoke_async(connection)
             .await?;
+        if id.is_empty() {
+            return Err(QueueError::AuditFull);
+        }
         stream_id(&id)
     }
+}
+
+/// A change whose texts have a bound: names of users and filters come from elsewhere.
+fn capped(change: AuditedChange) -> AuditedChange {
+    let AuditedChange { actor, way, verb, consumer, filter } = change;
+    AuditedChange {
+        actor: cut(actor, NAME_BYTES),
+        way,
+        verb: cut(verb, NAME_BYTES),
+        consumer: cut(consumer, NAME_BYTES),
+        filter: cut(filter, TEXT_BYTES),
+    }
+}
+
+fn cut(mut text: String, bytes: usize) -> String {
+    if text.len() > bytes {
+        text.truncate(text.floor_char_boundary(bytes));
+        text.push('…');
+    }
+    text
 }
 
 fn record(id: &str, fields: &Fields) -> Result<AuditRecord, QueueError> {
@@ -192,5 +228,22 @@ mod tests {
             assert_eq!(found.began_ms, began_ms.unwrap_or(7));
         }
         assert!(record("7-0", &Vec::new()).is_err());
+    }
+
+    #[test]
+    fn texts_of_a_record_have_a_bound() {
+        let long = "é".repeat(TEXT_BYTES);
+        let change = AuditedChange {
+            actor: long.clone(),
+            way: AuditWay::Api,
+            verb: "pause".to_owned(),
+            consumer: "http".to_owned(),
+            filter: long,
+        };
+        let AuditedChange { actor, verb, filter, .. } = capped(change);
+        assert_eq!(verb, "pause");
+        for (text, bytes) in [(actor, NAME_BYTES), (filter, TEXT_BYTES)] {
+            assert!(text.len() <= bytes + 3 && text.ends_with("é…"), "{}", text.len());
+        }
     }
 }

@@ -6,12 +6,19 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use spillway_process::Checker;
+use spillway_process::error::chain;
 use spillway_queue::audit::{Audit, AuditEnd, AuditWay, AuditedChange};
 use spillway_queue::{Connection, Redis};
+use spillway_webhook::StreamId;
 
 use crate::failure::Failure;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Pauses after attempts to write the last record of a change.
+const END_PAUSES: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(500), Duration::from_secs(2)];
+/// Time for an answer on a new connection.
+const RECONNECT: Duration = Duration::from_secs(5);
 /// Time for which records are kept.
 pub(crate) const KEEP_DEFAULT: &str = "365d";
 /// Shortest and longest time for which they may be kept. A change can't delete the records of the day before.
@@ -73,7 +80,7 @@ fn user(variable: impl Fn(&str) -> Option<String>) -> String {
 
 /// Makes a change that is recorded before and after. `work` makes it, and returns what it made and how
 /// many. It begins after the first record: without that, nothing is changed. If the last record can't be
-/// written, the change is made, and the failure is returned.
+/// written, the change is made all the same: that is only a warning, and the audit shows the change without its end.
 pub(crate) async fn audited<T>(
     redis: &Redis,
     connection: &Connection,
@@ -96,10 +103,29 @@ pub(crate) async fn audited<T>(
         Ok((_, count)) => AuditEnd::Done(*count),
         Err(failure) => AuditEnd::Failed(failure.to_string()),
     };
-    let ended = audit.end(&mut connection, begun, change, end).await;
-    let (made, _) = made?;
-    ended?;
-    Ok(made)
+    note_end(redis, connection, &audit, (begun, change, end)).await;
+    made.map(|(made, _)| made)
+}
+
+/// Writes the last record. The connection may be dead by now, because a change may take hours: a new one is made then.
+async fn note_end(
+    redis: &Redis,
+    mut connection: Connection,
+    audit: &Audit,
+    (begun, change, end): (StreamId, AuditedChange, AuditEnd),
+) {
+    let mut problem = String::new();
+    for pause in END_PAUSES {
+        let ended = audit.end(&mut connection, begun, change.clone(), end.clone()).await;
+        let Err(error) = ended else { return };
+        problem = chain(&error);
+        tokio::time::sleep(pause).await;
+        if let Ok(new) = redis.connect(Some(RECONNECT)).await {
+            connection = new;
+        }
+    }
+    let verb = &change.verb;
+    eprintln!("spillway: the audit has the begin of `{verb}` and not its end: {problem}");
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ use crate::filter::{FILTERS, FilterArguments};
 use crate::out::{count, line, now_ms};
 use crate::place::{CellArgs, ConsumerArgs, unknown};
 
+/// Pauses of one consumer. Its leader looks at each of them for every webhook.
+const PAUSES_MAX: usize = 1_000;
+
 #[derive(Debug, Args)]
 pub(crate) struct PauseArguments {
     #[command(flatten)]
@@ -96,9 +99,18 @@ pub(crate) async fn order_pause(
     if known.kind().is_none() && !filter.is_empty() {
         return Err(Failure::Usage(unknown_kind(consumer)));
     }
+    let has_leader = known.leader.is_some();
+    // What changes nothing is not recorded: repeating it must not fill the audit.
+    if known.pauses.iter().any(|pause| pause.filter == *filter) {
+        return Ok(OrderedPause { is_new: false, has_leader });
+    }
+    if known.pauses.len() >= PAUSES_MAX {
+        return Err(Failure::Failed(format!(
+            "{consumer} has {PAUSES_MAX} pauses, and no more are taken: end some of them, or pause more with one filter"
+        )));
+    }
     let order =
         ChangeOrder { verb: "pause", consumer: consumer.to_owned(), filter: filter.to_string() };
-    let has_leader = known.leader.is_some();
     let audit = connection.clone();
     audited(&redis, &audit, actor, order, async {
         let now = now_ms();

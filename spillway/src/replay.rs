@@ -26,6 +26,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use spillway_archive::args::ArchiveArgs;
 use spillway_queue::replay::{ReplayFeed, ReplayRefusal};
+use spillway_webhook::fingerprint::SetDigest;
 use spillway_webhook::freshness::rfc3339;
 use tokio_util::sync::CancellationToken;
 
@@ -114,6 +115,17 @@ impl PlannedReplay {
         self.plan.webhooks
     }
 
+    /// Digest of the range, the filter and the objects that are read.
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = SetDigest::default();
+        let ReplaySpec { cell, after, through, filter, .. } = &self.spec;
+        digest.add(format!("{cell:08x} {after} {through} {filter}").as_bytes());
+        for object in &self.plan.objects {
+            digest.add(object.name.to_string().as_bytes());
+        }
+        digest.text()
+    }
+
     /// Webhooks that are meant, in words.
     pub(crate) fn filter(&self) -> String {
         replay_filter(&self.spec)
@@ -135,16 +147,32 @@ pub(crate) async fn plan_replay(
 }
 
 /// Begins a replay that is planned, and feeds it until it ends or `stop` is cancelled. `progress` receives the number
-/// fed so far. Returns the number fed.
+/// fed so far. Returns the number fed, and true if it was cancelled: one that was stopped can be resumed, unless
+/// `is_cancelled` says that it is to end.
 pub(crate) async fn order_replay(
     cell: &CellArgs,
     actor: &Actor,
     planned: PlannedReplay,
     stop: &CancellationToken,
-    progress: impl FnMut(u64),
-) -> Result<u64, Failure> {
+    mut progress: impl FnMut(u64),
+    is_cancelled: impl Fn() -> bool,
+) -> Result<(u64, bool), Failure> {
+    let consumer = planned.delivered.consumer.clone();
     let mut feeding = start(cell, actor, planned).await?;
-    feeding.feed(stop, progress).await
+    let mut so_far = 0;
+    let tell = |fed| {
+        so_far = fed;
+        progress(fed);
+    };
+    let fed = feeding.feed(stop, tell).await;
+    match fed {
+        Ok(fed) => Ok((fed, false)),
+        Err(_) if is_cancelled() => {
+            records::end(cell, actor, &consumer, feeding.feed.id()).await?;
+            Ok((so_far, true))
+        }
+        Err(failure) => Err(failure),
+    }
 }
 
 fn change(verb: &'static str, consumer: &str, filter: String) -> ChangeOrder {

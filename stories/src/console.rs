@@ -406,7 +406,7 @@ impl ConsoleClient {
             let job = self.json(&format!("/api/v1/jobs/{id}")).await;
             let phase = &job["phase"];
             let is_over = phase.get("failed").is_some()
-                || ["counted", "undone", "done"].iter().any(|end| phase == end);
+                || ["counted", "undone", "cancelled", "done"].iter().any(|end| phase == end);
             is_over.then_some(job)
         })
         .await

@@ -165,12 +165,16 @@ async fn a_dry_run_counts_a_wrong_number_changes_nothing_and_a_replay_can_be_und
 
     let counted = sue.job_over(job(&order(&sue, "replay", None).await)).await;
     assert_eq!((&counted["phase"], &counted["total"]), (&"counted".into(), &5.into()));
-    let wrong = order(&sue, "replay", Some(4)).await;
-    if wrong.status == 200 {
-        let failed = sue.job_over(job(&wrong)).await;
-        assert!(failed["phase"].get("failed").is_some(), "{failed}");
-    } else {
-        assert_eq!(wrong.status, 409, "{}", wrong.text());
+    assert!(counted["digest"].is_string(), "{counted}");
+    for (expected, digest) in [(4, &counted["digest"]), (5, &json!("other webhooks"))] {
+        let request = json!({ "selection": selection, "expected": expected, "digest": digest });
+        let wrong = sue.post(&format!("{DEAD}/replay"), &request).await;
+        if wrong.status == 200 {
+            let failed = sue.job_over(job(&wrong)).await;
+            assert!(failed["phase"].get("failed").is_some(), "{failed}");
+        } else {
+            assert_eq!(wrong.status, 409, "{}", wrong.text());
+        }
     }
     let undone = job(&order(&sue, "replay", Some(5)).await);
     let waits = async || {

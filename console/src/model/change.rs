@@ -44,6 +44,9 @@ pub struct ChangeRequest {
     /// fails where counting takes longer. Nothing is changed then.
     #[serde(default)]
     pub expected: Option<u64>,
+    /// Digest that the dry run returned. With it, the same webhooks have to match, not only as many.
+    #[serde(default)]
+    pub digest: Option<String>,
     /// Number per second; as fast as they are taken without it. For replays only.
     #[serde(default)]
     pub rate: Option<u32>,
@@ -67,6 +70,9 @@ pub struct ArchiveReplayRequest {
     /// Number that a dry run counted. If it is another one by now, nothing is changed.
     #[serde(default)]
     pub expected: Option<u64>,
+    /// Digest that the dry run returned. With it, the same range and objects have to match, not only as many.
+    #[serde(default)]
+    pub digest: Option<String>,
     /// Number per second; as fast as they are taken without it.
     #[serde(default)]
     pub rate: Option<u32>,
@@ -78,6 +84,9 @@ pub struct ArchiveReplayRequest {
 pub struct PauseRequest {
     /// Webhooks that are meant.
     pub selection: WebhookSelection,
+    /// Only the pause of the whole consumer, where the selection is empty; `all` ends every pause.
+    #[serde(default)]
+    pub whole: bool,
 }
 
 /// Result of an order to pause or to resume.
@@ -104,8 +113,12 @@ pub struct JobStatus {
     pub phase: JobPhase,
     /// Webhooks counted or changed so far.
     pub done: u64,
+    /// Webhooks whose drop is ordered and not carried out yet: under way, or the consumer has not come to them.
+    pub not_yet: u64,
     /// Webhooks that match, once they are counted.
     pub total: Option<u64>,
+    /// Digest of what matches, once it is counted. It is the same as long as the same webhooks match.
+    pub digest: Option<String>,
     /// Webhooks of compliance topics, which are kept.
     pub kept: u64,
 }
@@ -129,8 +142,10 @@ pub enum JobPhase {
     Waiting(u64),
     /// Undone before it began: nothing was changed.
     Undone,
-    /// Webhooks are being changed.
+    /// Webhooks are being changed. A replay can be cancelled, by undo too.
     Running,
+    /// Cancelled while it was running: what was changed by then stays so.
+    Cancelled,
     /// Complete.
     Done,
     /// Failed for this reason. A part of it may have been made.

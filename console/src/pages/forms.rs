@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use crate::model::change::{ChangeRequest, PauseRequest, WebhookSelection};
 use crate::problem::ProblemDetails;
 
+/// Value of `all` for the pause of the whole consumer alone.
+const WHOLE: &str = "whole";
+
 /// Fields of a form that orders a change, as they are sent: those of a selection, and how to change it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -26,14 +29,25 @@ pub struct ChangeForm {
     pub since: Option<String>,
     /// Given up at or before this time.
     pub until: Option<String>,
-    /// `true` for all, where nothing else is given.
+    /// `true` for all, where nothing else is given; `whole` for the pause of the whole consumer alone.
     pub all: Option<String>,
-    /// Number of webhooks, as the caller typed it. Without it, they are only counted.
-    pub expected: Option<String>,
+    /// Confirmation of a dry run. Without it, they are only counted.
+    #[serde(flatten)]
+    pub counted: CountedFields,
     /// Number per second.
     pub rate: Option<String>,
     /// `true` for those of compliance topics, too.
     pub force: Option<String>,
+}
+
+/// Fields that confirm what a dry run counted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CountedFields {
+    /// Number of webhooks, as the caller typed it.
+    pub expected: Option<String>,
+    /// Digest of these webhooks.
+    pub digest: Option<String>,
 }
 
 /// Parameters that pages have beside those of their lists.
@@ -66,7 +80,7 @@ impl ChangeForm {
     /// # Errors
     /// If a field should be a number and is none.
     pub fn change(&self) -> Result<ChangeRequest, ProblemDetails> {
-        let expected = self.expected.as_deref().map(count).transpose()?;
+        let expected = self.counted.expected.as_deref().map(count).transpose()?;
         let rate = self.rate.as_deref().map(count).transpose()?;
         let rate = rate.map(|rate| {
             u32::try_from(rate)
@@ -75,6 +89,7 @@ impl ChangeForm {
         Ok(ChangeRequest {
             selection: self.selection(),
             expected,
+            digest: self.counted.digest.clone(),
             rate: rate.transpose()?,
             force: is_true(self.force.as_deref()),
         })
@@ -82,7 +97,8 @@ impl ChangeForm {
 
     /// Order to pause or to resume.
     pub fn pause(&self) -> PauseRequest {
-        PauseRequest { selection: self.selection() }
+        let whole = self.all.as_deref() == Some(WHOLE);
+        PauseRequest { selection: self.selection(), whole }
     }
 
     /// Webhooks that are meant.
@@ -111,8 +127,9 @@ impl ChangeForm {
     /// read in two ways.
     pub(super) fn of_pause(consumer: &str, words: &str) -> Option<Self> {
         let mut form = Self { consumer: Some(consumer.to_owned()), ..Self::default() };
-        // The pause of the whole consumer has no filter.
+        // The pause of the whole consumer has no filter. Others stay when it ends.
         if words == "everything" {
+            form.all = Some(WHOLE.to_owned());
             return Some(form);
         }
         for part in words.split(", ") {
@@ -199,8 +216,9 @@ mod tests {
 
     #[test]
     fn numbers_are_taken_as_people_type_them() {
+        let counted = CountedFields { expected: Some("1,234".to_owned()), digest: None };
         let form = ChangeForm {
-            expected: Some("1,234".to_owned()),
+            counted,
             rate: Some("50".to_owned()),
             all: Some("true".to_owned()),
             ..ChangeForm::default()
@@ -208,7 +226,8 @@ mod tests {
         let change = form.change().unwrap();
         assert_eq!((change.expected, change.rate), (Some(1_234), Some(50)));
         assert!(change.selection.all && !change.force);
-        let form = ChangeForm { expected: Some("many".to_owned()), ..ChangeForm::default() };
+        let counted = CountedFields { expected: Some("many".to_owned()), digest: None };
+        let form = ChangeForm { counted, ..ChangeForm::default() };
         assert!(form.change().unwrap_err().detail.contains("\"many\" is not a number"));
         assert!(form.consumer().is_err());
     }
@@ -227,7 +246,8 @@ mod tests {
         assert_eq!(form.shop.as_deref(), Some("a.example"));
         assert_eq!(form.topic.as_deref(), Some("orders/*"));
         let form = ChangeForm::of_pause("http", "everything").unwrap();
-        assert_eq!((form.pause(), form.consumer()), (PauseRequest::default(), Ok("http")));
+        let whole = PauseRequest { whole: true, ..PauseRequest::default() };
+        assert_eq!((form.pause(), form.consumer()), (whole, Ok("http")));
         assert_eq!(ChangeForm::of_pause("http", "resource a, b/7"), None);
         assert_eq!(ChangeForm::of_pause("http", "shop a, shop b"), None);
     }

@@ -78,8 +78,12 @@ pub fn page(caller: &Caller, job: &JobStatus, form: &ChangeForm) -> Markup {
         div data-live=[(!is_over).then_some(events)] data-phase-of-page=(name) aria-live="polite" {
             (part(job))
         }
-        @if matches!(job.phase, JobPhase::Waiting(_)) && caller.may(Permission::Replay) {
-            (undo(caller, job))
+        @if caller.may(Permission::Replay) {
+            @match &job.phase {
+                JobPhase::Waiting(_) => { (undo(caller, job, "Undo")) },
+                JobPhase::Running if is_replay(job) => { (undo(caller, job, "Cancel")) },
+                _ => {}
+            }
         }
         @if let (JobPhase::Counted, Some(plan)) = (&job.phase, plan) {
             (confirmation(caller, job, form, plan))
@@ -109,6 +113,11 @@ pub fn part(job: &JobStatus) -> Markup {
     }
 }
 
+/// True for a job that can be cancelled while it runs.
+fn is_replay(job: &JobStatus) -> bool {
+    job.verb.ends_with("replay")
+}
+
 /// Code of a phase, its level, and true if it is the last one.
 fn phase(phase: &JobPhase) -> (&'static str, StateLevel, bool) {
     match phase {
@@ -117,6 +126,7 @@ fn phase(phase: &JobPhase) -> (&'static str, StateLevel, bool) {
         JobPhase::Waiting(_) => ("waiting", StateLevel::Warning, false),
         JobPhase::Undone => ("undone", StateLevel::Ok, true),
         JobPhase::Running => ("running", StateLevel::Warning, false),
+        JobPhase::Cancelled => ("cancelled", StateLevel::Warning, true),
         JobPhase::Done => ("done", StateLevel::Ok, true),
         JobPhase::Failed(_) => ("failed", StateLevel::Bad, true),
     }
@@ -129,6 +139,7 @@ fn word(phase: &JobPhase) -> &'static str {
         JobPhase::Waiting(_) => "Waiting to start",
         JobPhase::Undone => "Undone",
         JobPhase::Running => "Under way",
+        JobPhase::Cancelled => "Cancelled",
         JobPhase::Done => "Done",
         JobPhase::Failed(_) => "Failed",
     }
@@ -147,17 +158,22 @@ fn sentence(job: &JobStatus) -> Markup {
             },
             JobPhase::Undone => { "Nothing was changed." },
             JobPhase::Running => { (done) " of " (total) "." },
+            JobPhase::Cancelled => { (done) " of " (total) " changed before. What was taken by then is still delivered." },
+            JobPhase::Done if job.not_yet > 0 => {
+                (done) " dropped; " (thousands(job.not_yet))
+                " more are ordered: under way, and dropped if that fails, or dropped as soon as the consumer comes to them."
+            },
             JobPhase::Done => { (done) " changed." },
             JobPhase::Failed(reason) => { (reason) " (" (done) " changed before)" },
         }
     }
 }
 
-fn undo(caller: &Caller, job: &JobStatus) -> Markup {
+fn undo(caller: &Caller, job: &JobStatus, word: &str) -> Markup {
     html! {
         form method="post" action={ "/jobs/" (job.id) "/undo" } {
             (csrf::field(caller))
-            button type="submit" { "Undo" }
+            button type="submit" { (word) }
         }
     }
 }
@@ -178,6 +194,7 @@ fn confirmation(caller: &Caller, job: &JobStatus, form: &ChangeForm, plan: &Conf
                 form.filter method="post" action=(plan.action) {
                     (csrf::field(caller))
                     (form.hidden())
+                    @if let Some(digest) = &job.digest { input type="hidden" name="digest" value=(digest); }
                     div.field {
                         label for="confirm-expected" { "Type the number of webhooks: " (thousands(total)) }
                         input #confirm-expected name="expected" inputmode="numeric" required
@@ -185,7 +202,7 @@ fn confirmation(caller: &Caller, job: &JobStatus, form: &ChangeForm, plan: &Conf
                     }
                     button.destructive[plan.is_destructive] type="submit" { (plan.confirm) }
                     p #confirm-why.quiet {
-                        "If another number matches by then, nothing is changed."
+                        "If others match by then, even as many, nothing is changed."
                         @if !plan.is_destructive { " It starts after ten seconds, and can be undone until then." }
                     }
                 }
@@ -209,7 +226,9 @@ mod tests {
             actor: hostile(),
             phase,
             done: 1_000,
+            not_yet: 0,
             total: Some(2_345),
+            digest: Some("0a1b".to_owned()),
             kept: 1,
         }
     }
@@ -234,6 +253,7 @@ mod tests {
             let text = of(Role::Operator, verb, JobPhase::Counted);
             assert!(text.contains(&format!(r#"action="{action}""#)), "{verb}: {text}");
             assert!(text.contains(r#"name="expected""#) && text.contains("2,345"), "{text}");
+            assert!(text.contains(r#"name="digest" value="0a1b""#), "{text}");
         }
         assert!(of(Role::Support, "dead drop", JobPhase::Counted).contains("may not confirm"));
         let mut none = job("queue drop", JobPhase::Counted);
@@ -247,9 +267,20 @@ mod tests {
         let waiting = JobPhase::Waiting(1_767_268_800_000);
         assert!(of(Role::Support, "dead replay", waiting.clone()).contains("/jobs/7/undo"));
         assert!(!of(Role::Viewer, "dead replay", waiting).contains("/undo"));
-        for phase in [JobPhase::Running, JobPhase::Done, JobPhase::Undone, JobPhase::Counting] {
+        for phase in [JobPhase::Cancelled, JobPhase::Done, JobPhase::Undone, JobPhase::Counting] {
             assert!(!of(Role::Admin, "dead replay", phase).contains("/undo"));
         }
+        assert!(of(Role::Support, "dead replay", JobPhase::Running).contains("Cancel</button>"));
+        assert!(!of(Role::Admin, "queue drop", JobPhase::Running).contains("/undo"));
+    }
+
+    #[test]
+    fn a_drop_says_what_is_ordered_and_not_carried_out_yet() {
+        let mut done = job("queue drop", JobPhase::Done);
+        assert!(part(&done).into_string().contains("1,000 changed."));
+        done.not_yet = 1_345;
+        let text = part(&done).into_string();
+        assert!(text.contains("1,000 dropped; 1,345 more are ordered"), "{text}");
     }
 
     #[test]

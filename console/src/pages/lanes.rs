@@ -153,7 +153,7 @@ fn orders(caller: &Caller, consumer: &str) -> Markup {
                 (field("pause", "resource", "Resource", None, "product/12"))
                 div.check {
                     input #pause-all type="checkbox" name="all" value="true";
-                    label for="pause-all" { "Everything, if no other field is filled in" }
+                    label for="pause-all" { "Everything, if no other field is filled in: the whole consumer, or every pause" }
                 }
                 button type="submit" { "Pause" }
                 button type="submit" formaction="/lanes/resume" { "Resume" }

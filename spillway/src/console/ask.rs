@@ -51,6 +51,30 @@ fn filter_of(selection: &WebhookSelection) -> Result<Filter, ProblemDetails> {
     Ok(flags_of(selection).checked()?)
 }
 
+/// Checks that no field of a selection is empty: an empty one selects nothing, and a script whose variable is not set
+/// would select more than it means. Forms leave out what nobody filled in.
+fn ensure_filled(selection: &WebhookSelection) -> Result<(), ProblemDetails> {
+    let WebhookSelection { shop, topic, resource, app, webhook_id, since, until, all: _ } =
+        selection;
+    let fields = [
+        ("shop", shop),
+        ("topic", topic),
+        ("resource", resource),
+        ("app", app),
+        ("webhook_id", webhook_id),
+        ("since", since),
+        ("until", until),
+    ];
+    let mut fields = fields.into_iter();
+    let empty = fields.find(|(_, text)| text.as_deref().is_some_and(|text| text.trim().is_empty()));
+    match empty {
+        None => Ok(()),
+        Some((name, _)) => Err(ProblemDetails::bad_request(format!(
+            "{name} is empty: give a value, or leave it out"
+        ))),
+    }
+}
+
 /// Problem for a selection of everything that does not say so.
 fn needs_all() -> ProblemDetails {
     ProblemDetails::bad_request(format!(
@@ -82,6 +106,12 @@ mod tests {
             let problem = filter_of(&selection).expect_err("it is refused");
             assert_eq!(problem.code, "bad_request");
         }
+        for empty in ["", " "] {
+            let selection = WebhookSelection { topic: some(empty), ..Default::default() };
+            let problem = ensure_filled(&selection).expect_err("it is empty");
+            assert!(problem.detail.contains("topic is empty"), "{}", problem.detail);
+        }
+        assert!(ensure_filled(&WebhookSelection::default()).is_ok());
         assert!(needs_all().detail.contains("shop, topic, resource, app, webhook_id"));
     }
 }

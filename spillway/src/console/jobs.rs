@@ -2,27 +2,37 @@
 //! has changed nothing.
 //!
 //! A job counts first. Without an expected number that is all (a dry run). With one, the job goes on if the number is
-//! still the same: a replay waits for some seconds, in which it can be undone, and a drop begins at once.
+//! still the same, and the digest if one is given: a replay waits for some seconds, in which it can be undone, and a
+//! drop begins at once. A replay that runs can be cancelled between two batches.
+
+mod held;
+mod phase;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use spillway_console::model::change::{JobPhase, JobStatus};
 use spillway_console::{Caller, Permission, ProblemDetails};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::problem::problem_of;
 use crate::failure::Failure;
 use crate::out::now_ms;
+use held::HeldIds;
+use phase::{JobEvent, next_phase};
 
 /// Jobs that are kept.
 const JOBS_KEPT: usize = 100;
-/// Jobs that count or change something at once.
-const AT_ONCE: usize = 4;
+/// Jobs of one caller that are not over.
+const UNFINISHED_MAX: usize = 8;
+/// Jobs that count at once.
+const COUNTS_AT_ONCE: usize = 4;
+/// Jobs that change something at once. A slow one may take hours: it keeps nobody from counting.
+const CHANGES_AT_ONCE: usize = 4;
 /// Time for which a replay waits before it begins.
 const UNDO_FOR: Duration = Duration::from_secs(10);
 
@@ -50,8 +60,17 @@ pub(super) struct JobOrder {
     pub filter: String,
     /// Caller who ordered it.
     pub actor: String,
-    /// Number that a dry run counted; `None` for a dry run.
-    pub expected: Option<u64>,
+    /// Count of a dry run that is confirmed; `None` for a dry run.
+    pub expected: Option<ExpectedCount>,
+}
+
+/// Count that a caller confirms.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ExpectedCount {
+    /// Number that was counted.
+    pub number: u64,
+    /// Digest of what was counted, if the caller gave it.
+    pub digest: Option<String>,
 }
 
 /// Work of a job.
@@ -65,12 +84,12 @@ pub(super) trait JobWork: Send + 'static {
         progress: JobProgress,
     ) -> impl Future<Output = Result<CountedJob<Self::Found>, Failure>> + Send;
 
-    /// Changes what was found, and returns the number.
+    /// Changes what was found.
     fn make(
         &mut self,
         found: Self::Found,
         progress: JobProgress,
-    ) -> impl Future<Output = Result<u64, Failure>> + Send;
+    ) -> impl Future<Output = Result<MadeJob, Failure>> + Send;
 }
 
 /// Webhooks that a job counted.
@@ -79,14 +98,35 @@ pub(super) struct CountedJob<F> {
     pub number: u64,
     /// Number that is kept because of its topic.
     pub kept: u64,
+    /// Digest of the webhooks that are meant.
+    pub digest: String,
     /// The webhooks.
     pub found: F,
+}
+
+/// Result of a job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct MadeJob {
+    /// Number that was changed.
+    pub done: u64,
+    /// Number whose change is ordered and not carried out yet.
+    pub not_yet: u64,
+    /// True if it was cancelled before its end.
+    pub is_cut: bool,
 }
 
 /// Jobs of a console.
 pub(super) struct Jobs {
     table: Mutex<JobTable>,
-    turns: Arc<Semaphore>,
+    turns: JobTurns,
+    held: Arc<AtomicU64>,
+}
+
+/// Turns of jobs.
+#[derive(Clone)]
+struct JobTurns {
+    counts: Arc<Semaphore>,
+    changes: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -98,53 +138,28 @@ struct JobTable {
 struct KeptJob {
     id: u64,
     status: watch::Sender<JobStatus>,
-    undo: CancellationToken,
+    /// Cancelled when the job is undone, and when the process stops.
+    end: CancellationToken,
+    is_undone: AtomicBool,
     is_conflict: AtomicBool,
+    held: HeldIds,
 }
 
-/// Progress of a job, for its work.
+/// Progress of a job, for its work. It holds the turn of the job: work that goes on after its job was undone keeps it.
 #[derive(Clone)]
-pub(super) struct JobProgress(Arc<KeptJob>);
+pub(super) struct JobProgress {
+    job: Arc<KeptJob>,
+    _turn: Option<Arc<OwnedSemaphorePermit>>,
+}
+
+/// Lets go of what a job holds, however it ends.
+struct JobEnd(Arc<KeptJob>);
 
 /// Rules by which a job runs.
 struct JobPlan {
-    expected: Option<u64>,
+    expected: Option<ExpectedCount>,
     undo_for: Duration,
-    turns: Arc<Semaphore>,
-    stop: CancellationToken,
-}
-
-/// Event in the life of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum JobEvent {
-    /// A dry run has counted.
-    Counted,
-    /// The job has counted, and waits until this time.
-    Delayed(u64),
-    /// The job begins to change something.
-    Begun,
-    Made,
-    Undone,
-    Failed(String),
-}
-
-/// Phase after an event; `None` if the event does not change this phase.
-fn next_phase(phase: &JobPhase, event: JobEvent) -> Option<JobPhase> {
-    let is_over = matches!(
-        phase,
-        JobPhase::Counted | JobPhase::Undone | JobPhase::Done | JobPhase::Failed(_)
-    );
-    let is_begun = matches!(phase, JobPhase::Running);
-    match event {
-        _ if is_over => None,
-        JobEvent::Made => is_begun.then_some(JobPhase::Done),
-        JobEvent::Failed(reason) => Some(JobPhase::Failed(reason)),
-        _ if is_begun => None,
-        JobEvent::Counted => Some(JobPhase::Counted),
-        JobEvent::Delayed(until_ms) => Some(JobPhase::Waiting(until_ms)),
-        JobEvent::Begun => Some(JobPhase::Running),
-        JobEvent::Undone => Some(JobPhase::Undone),
-    }
+    turns: JobTurns,
 }
 
 impl JobVerb {
@@ -170,24 +185,26 @@ impl JobVerb {
 impl Jobs {
     /// No jobs yet.
     pub(super) fn new() -> Self {
-        let turns = Arc::new(Semaphore::new(AT_ONCE));
-        Self { table: Mutex::new(JobTable::default()), turns }
+        let turns = JobTurns {
+            counts: Arc::new(Semaphore::new(COUNTS_AT_ONCE)),
+            changes: Arc::new(Semaphore::new(CHANGES_AT_ONCE)),
+        };
+        Self { table: Mutex::new(JobTable::default()), turns, held: Arc::default() }
     }
 
-    /// Begins a job. `stop` ends one that has not begun to change anything.
+    /// Begins a job. `stop` ends one that has not begun to change anything, and a replay between two batches.
     pub(super) fn begin(
         &self,
         order: JobOrder,
         work: impl JobWork,
-        stop: CancellationToken,
+        stop: &CancellationToken,
     ) -> Result<JobStatus, ProblemDetails> {
         let plan = JobPlan {
-            expected: order.expected,
+            expected: order.expected.clone(),
             undo_for: order.verb.undo_for(),
             turns: self.turns.clone(),
-            stop,
         };
-        let job = self.keep(order)?;
+        let job = self.keep(order, stop)?;
         let status = job.status.borrow().clone();
         tokio::spawn(run(work, job, plan));
         Ok(status)
@@ -211,7 +228,7 @@ impl Jobs {
         Some(latest)
     }
 
-    /// Undoes a job that has not begun: its own caller may, and one who may order everything.
+    /// Undoes a job that has not begun, and cancels a replay that runs: its own caller may, and one who may order everything.
     pub(super) fn undo(&self, id: u64, caller: &Caller) -> Result<JobStatus, ProblemDetails> {
         let job = self.find(id).ok_or_else(|| absent(id))?;
         let is_own = job.status.borrow().actor == caller.name;
@@ -222,12 +239,14 @@ impl Jobs {
                 caller.name
             )));
         }
-        if !job.step(JobEvent::Undone) {
+        let is_cancelled = !job.step(JobEvent::Undone);
+        if is_cancelled && !job.can_be_cancelled() {
             return Err(ProblemDetails::conflict(format!(
-                "the job {id} has begun or is over: it can't be undone"
+                "the job {id} is over, or a drop that has begun: it can't be undone"
             )));
         }
-        job.undo.cancel();
+        job.is_undone.store(true, Ordering::Release);
+        job.end.cancel();
         let status = job.status.borrow().clone();
         Ok(status)
     }
@@ -259,8 +278,21 @@ impl Jobs {
     }
 
     /// Keeps a new job. The oldest one that is over makes room.
-    fn keep(&self, order: JobOrder) -> Result<Arc<KeptJob>, ProblemDetails> {
+    fn keep(
+        &self,
+        order: JobOrder,
+        stop: &CancellationToken,
+    ) -> Result<Arc<KeptJob>, ProblemDetails> {
         let mut table = self.table();
+        let is_own = |job: &&Arc<KeptJob>| job.status.borrow().actor == order.actor;
+        let unfinished = table.jobs.iter().filter(is_own).filter(|job| !job.is_over()).count();
+        if unfinished >= UNFINISHED_MAX {
+            let told = format!(
+                "{UNFINISHED_MAX} jobs of {} are not over: wait for some of them, or undo them",
+                order.actor
+            );
+            return Err(ProblemDetails::unavailable(told));
+        }
         if table.jobs.len() >= JOBS_KEPT {
             let Some(at) = table.jobs.iter().position(|job| job.is_over()) else {
                 let told = format!("{JOBS_KEPT} jobs are not over: wait for some of them");
@@ -278,14 +310,18 @@ impl Jobs {
             actor: order.actor,
             phase: JobPhase::Counting,
             done: 0,
+            not_yet: 0,
             total: None,
+            digest: None,
             kept: 0,
         };
         let job = Arc::new(KeptJob {
             id,
             status: watch::Sender::new(status),
-            undo: CancellationToken::new(),
+            end: stop.child_token(),
+            is_undone: AtomicBool::new(false),
             is_conflict: AtomicBool::new(false),
+            held: HeldIds::new(self.held.clone()),
         });
         table.jobs.push_back(job.clone());
         Ok(job)
@@ -315,36 +351,64 @@ impl KeptJob {
         next_phase(&self.status.borrow().phase, JobEvent::Failed(String::new())).is_none()
     }
 
-    /// Resolves when the job is undone, or the process stops.
-    async fn given_up(&self, stop: &CancellationToken) {
-        tokio::select! {
-            () = self.undo.cancelled() => {}
-            () = stop.cancelled() => {}
-        }
+    /// True for a replay that runs.
+    fn can_be_cancelled(&self) -> bool {
+        let status = self.status.borrow();
+        let is_replay = [JobVerb::DeadReplay, JobVerb::ArchiveReplay]
+            .iter()
+            .any(|verb| status.verb == verb.name());
+        is_replay && status.phase == JobPhase::Running
+    }
+}
+
+impl Drop for JobEnd {
+    fn drop(&mut self) {
+        self.0.held.release();
     }
 }
 
 impl JobProgress {
+    /// Waits for a turn of the job.
+    async fn with_turn(job: &Arc<KeptJob>, turns: &Arc<Semaphore>) -> Self {
+        let turn = turns.clone().acquire_owned().await.ok();
+        Self { job: job.clone(), _turn: turn.map(Arc::new) }
+    }
+
     /// Notes the number so far.
     pub(super) fn note(&self, done: u64) {
-        self.0.status.send_if_modified(|status| {
+        self.job.status.send_if_modified(|status| {
             let is_new = status.done != done;
             status.done = done;
             is_new
         });
     }
+
+    /// Notes the number of ids that the job holds in memory. Refused beyond a bound, and once the job is over.
+    pub(super) fn hold(&self, number: u64) -> Result<(), Failure> {
+        self.job.held.hold(number)
+    }
+
+    /// Cancelled when the job is undone or cancelled, and when the process stops.
+    pub(super) fn end(&self) -> &CancellationToken {
+        &self.job.end
+    }
+
+    /// True if a caller has undone or cancelled the job.
+    pub(super) fn is_undone(&self) -> bool {
+        self.job.is_undone.load(Ordering::Acquire)
+    }
 }
 
 /// Runs a job to its end.
 async fn run<W: JobWork>(mut work: W, job: Arc<KeptJob>, plan: JobPlan) {
-    let progress = JobProgress(job.clone());
+    let _end = JobEnd(job.clone());
     let counting = async {
-        let _turn = plan.turns.acquire().await;
-        work.count(progress.clone()).await
+        let progress = JobProgress::with_turn(&job, &plan.turns.counts).await;
+        work.count(progress).await
     };
     let counted = tokio::select! {
         counted = counting => Some(counted),
-        () = job.given_up(&plan.stop) => None,
+        () = job.end.cancelled() => None,
     };
     let Some(counted) = counted else {
         job.step(JobEvent::Undone);
@@ -356,20 +420,29 @@ async fn run<W: JobWork>(mut work: W, job: Arc<KeptJob>, plan: JobPlan) {
         job.step(JobEvent::Delayed(now_ms().saturating_add(wait_ms)));
         tokio::select! {
             () = sleep(plan.undo_for) => {}
-            () = job.given_up(&plan.stop) => {
+            () = job.end.cancelled() => {
                 job.step(JobEvent::Undone);
                 return;
             }
         }
     }
-    let _turn = plan.turns.acquire().await;
+    let progress = tokio::select! {
+        progress = JobProgress::with_turn(&job, &plan.turns.changes) => progress,
+        () = job.end.cancelled() => {
+            job.step(JobEvent::Undone);
+            return;
+        }
+    };
     if !job.step(JobEvent::Begun) {
         return;
     }
-    match work.make(found, progress.clone()).await {
-        Ok(made) => {
-            progress.note(made);
-            job.step(JobEvent::Made);
+    match work.make(found, progress).await {
+        Ok(MadeJob { done, not_yet, is_cut }) => {
+            job.status.send_modify(|status| {
+                status.done = done;
+                status.not_yet = not_yet;
+            });
+            job.step(if is_cut { JobEvent::Cut } else { JobEvent::Made });
         }
         Err(failure) => {
             job.step(JobEvent::Failed(problem_of(&failure).detail));
@@ -379,7 +452,7 @@ async fn run<W: JobWork>(mut work: W, job: Arc<KeptJob>, plan: JobPlan) {
 
 /// Notes the count, and returns what is to be changed, if that goes on.
 fn admit<F>(job: &KeptJob, plan: &JobPlan, counted: Result<CountedJob<F>, Failure>) -> Option<F> {
-    let CountedJob { number, kept, found } = match counted {
+    let CountedJob { number, kept, digest, found } = match counted {
         Ok(counted) => counted,
         Err(failure) => {
             job.step(JobEvent::Failed(problem_of(&failure).detail));
@@ -389,21 +462,24 @@ fn admit<F>(job: &KeptJob, plan: &JobPlan, counted: Result<CountedJob<F>, Failur
     job.status.send_modify(|status| {
         status.done = 0;
         status.total = Some(number);
+        status.digest = Some(digest.clone());
         status.kept = kept;
     });
-    let Some(expected) = plan.expected else {
+    let Some(expected) = &plan.expected else {
         job.status.send_modify(|status| status.done = number);
         job.step(JobEvent::Counted);
         return None;
     };
-    if expected != number {
-        job.is_conflict.store(true, Ordering::Release);
-        job.step(JobEvent::Failed(format!(
-            "{number} match now, not {expected}: nothing was changed; count again"
-        )));
-        return None;
-    }
-    Some(found)
+    let told = if expected.number != number {
+        format!("{number} match now, not {}: nothing was changed; count again", expected.number)
+    } else if expected.digest.as_ref().is_some_and(|expected| *expected != digest) {
+        format!("other webhooks match now, as many ({number}): nothing was changed; count again")
+    } else {
+        return Some(found);
+    };
+    job.is_conflict.store(true, Ordering::Release);
+    job.step(JobEvent::Failed(told));
+    None
 }
 
 #[cfg(test)]

@@ -40,6 +40,8 @@ pub(crate) struct DeadFilter {
     which: controls::Filter,
     since_ms: Option<u64>,
     until_ms: Option<u64>,
+    /// True to look from the oldest letter on, wherever an id says that its letter is.
+    is_thorough: bool,
 }
 
 impl WrittenFilter {
@@ -57,6 +59,7 @@ impl WrittenFilter {
             which: self.which.filter(),
             since_ms: moment("--since", self.since)?,
             until_ms: moment("--until", self.until)?,
+            is_thorough: false,
         })
     }
 }
@@ -83,16 +86,27 @@ impl DeadFilter {
             which: which.checked()?,
             since_ms: moment("since", times.since)?,
             until_ms: moment("until", times.until)?,
+            is_thorough: false,
         })
     }
 
     /// Id after which the first dead letter that may match is.
     pub(super) fn first_after(&self) -> StreamId {
         let since = self.since_ms.map(|ms| StreamId { ms, seq: 0 }.previous());
-        // A webhook is given up after it was accepted, both by Redis' clock.
+        if self.is_thorough {
+            return since.unwrap_or_default();
+        }
+        // A webhook is given up after it was accepted, both by Redis' clock, unless that went back.
         let id = self.which.webhook_id.as_ref().and_then(|id| id.parse::<WebhookId>().ok());
         let accepted = id.or(self.id).map(|id| id.entry.previous());
         since.max(accepted).unwrap_or_default()
+    }
+
+    /// The same filter for a second walk, if an id let the first one leave out letters: after a clock went back, the
+    /// letter may be among these.
+    pub(super) fn thorough(&self) -> Option<Self> {
+        let all = Self { is_thorough: true, ..self.clone() };
+        (all.first_after() < self.first_after()).then_some(all)
     }
 
     /// A filter that matches all dead letters with this Shopify webhook id or Spillway-Id.
@@ -114,7 +128,7 @@ impl DeadFilter {
 
     /// True if no filter is set, so that every dead letter matches.
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { id, which, since_ms, until_ms } = self;
+        let Self { id, which, since_ms, until_ms, is_thorough: _ } = self;
         id.is_none() && which.is_empty() && since_ms.is_none() && until_ms.is_none()
     }
 
@@ -142,7 +156,7 @@ impl DeadFilter {
 
 impl fmt::Display for DeadFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, which, since_ms, until_ms } = self;
+        let Self { id, which, since_ms, until_ms, is_thorough: _ } = self;
         let id = id.map(|id| format!("spillway-id {id}"));
         let which = (!which.is_empty()).then(|| which.to_string());
         let since = since_ms.map(|ms| format!("since {}", rfc3339(ms)));
@@ -258,6 +272,10 @@ mod tests {
         assert_eq!(of(None).first_after(), StreamId { ms: 9_999, seq: u64::MAX });
         assert_eq!(of(Some(ID)).first_after(), StreamId { ms: 9_999, seq: u64::MAX });
         assert_eq!(DeadFilter::with_id(ID).first_after().ms, 4_999);
+        let thorough = DeadFilter::with_id(ID).thorough().unwrap();
+        assert_eq!(thorough.first_after(), StreamId::ZERO);
+        assert!(thorough.matches(&letter()) && thorough.thorough().is_none());
+        assert!(of(None).thorough().is_none());
     }
 
     #[test]

@@ -72,7 +72,11 @@ pub(crate) async fn find_within(
     }
     let budget = LookBudget::new(Instant::now(), time, usize::MAX, usize::MAX);
     let walk = Walk::new(&redis, &mut connection, consumer);
-    let (found, next) = walk.page(&filter, 1, budget).await?;
+    let (mut found, mut next) = walk.page(&filter, 1, budget).await?;
+    if let (true, None, Some(thorough)) = (found.is_empty(), next, filter.thorough()) {
+        let walk = Walk::new(&redis, &mut connection, consumer);
+        (found, next) = walk.page(&thorough, 1, budget).await?;
+    }
     match (found.into_iter().next(), next) {
         (None, Some(_)) => Err(Failure::Failed(format!(
             "not found in time among the dead letters of {consumer}: find {id} in their list, with a filter"

@@ -2,10 +2,12 @@
 //! Each step takes a small batch, so no step blocks Redis for long and an interrupted command
 //! leaves a consistent state.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use spillway_queue::dead::{Take, take};
+use spillway_webhook::fingerprint::SetDigest;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::absent;
@@ -71,7 +73,7 @@ pub(super) async fn replay(
     arguments: ReplayArguments,
 ) -> Result<(), Failure> {
     let filter = some_filter(arguments.filter, arguments.all)?;
-    let found = count_letters(place, consumer, &filter, |_| false, |_| {}).await?;
+    let found = count_letters(place, consumer, &filter, |_| false, |_| Ok(())).await?;
     let number = found.number();
     if number == 0 {
         if let Some(id) = filter.spillway_id() {
@@ -102,7 +104,7 @@ pub(super) async fn drop(
     let DropArguments { filter, consent } = arguments;
     let filter = some_filter(filter, consent.all)?;
     let found =
-        count_letters(place, consumer, &filter, |topic| consent.keeps(topic), |_| {}).await?;
+        count_letters(place, consumer, &filter, |topic| consent.keeps(topic), |_| Ok(())).await?;
     let number = found.number();
     consent.tell_kept(found.compliance_kept, "dead letter");
     if number == 0 {
@@ -137,27 +139,33 @@ fn some_filter(filter: WrittenFilter, all: bool) -> Result<DeadFilter, Failure> 
 }
 
 /// Finds the matching dead letters. Those of topics that `keeps` names are only counted. `looked` is called with
-/// the number found so far.
+/// the number found so far, and ends the search if it fails.
 pub(crate) async fn count_letters(
     place: &CellArgs,
     consumer: &str,
     filter: &DeadFilter,
     keeps: impl Fn(&str) -> bool,
-    mut looked: impl FnMut(u64),
+    mut looked: impl FnMut(u64) -> Result<(), Failure>,
 ) -> Result<FoundLetters, Failure> {
     let (redis, mut connection) = place.connect().await?;
     let mut found = FoundLetters::default();
-    let first = filter.first_after();
-    let mut walk = Walk::new(&redis, &mut connection, consumer).starting_after(first);
-    while let Some(page) = walk.next(filter).await? {
-        for letter in page {
-            if keeps(&letter.topic) {
-                found.compliance_kept += 1;
-            } else {
-                found.letters.push((letter.webhook, letter.id));
+    let mut next = Some(filter.clone());
+    while let Some(filter) = next.take() {
+        let first = filter.first_after();
+        let mut walk = Walk::new(&redis, &mut connection, consumer).starting_after(first);
+        while let Some(page) = walk.next(&filter).await? {
+            for letter in page {
+                if keeps(&letter.topic) {
+                    found.compliance_kept += 1;
+                } else {
+                    found.letters.push((letter.webhook, letter.id));
+                }
             }
+            looked(found.number())?;
         }
-        looked(found.number());
+        if found.number() == 0 && found.compliance_kept == 0 {
+            next = filter.thorough();
+        }
     }
     // A dead letter that was given up late may have been accepted early. Ids sort in accepted
     // order.
@@ -165,13 +173,14 @@ pub(crate) async fn count_letters(
     Ok(found)
 }
 
-/// Takes dead letters away, and reports the number so far. Returns the number of those that were still there.
+/// Takes dead letters away, and reports the number so far: it ends if `progress` breaks. Returns the number of those that
+/// were still there.
 pub(crate) async fn take_letters(
     place: &CellArgs,
     actor: &Actor,
     order: TakeOrder,
     found: &FoundLetters,
-    mut progress: impl FnMut(u64),
+    mut progress: impl FnMut(u64) -> ControlFlow<()>,
 ) -> Result<u64, Failure> {
     let TakeOrder { consumer, how, filter, rate } = order;
     let verb = match how {
@@ -193,7 +202,9 @@ pub(crate) async fn take_letters(
             let ids: Vec<StreamId> = batch.iter().map(|(_, id)| *id).collect();
             taken += take(&redis, &mut connection, &consumer, how, &ids).await?;
             done += batch.len();
-            progress(taken);
+            if progress(taken).is_break() {
+                break;
+            }
         }
         Ok((taken, taken))
     })
@@ -208,7 +219,10 @@ async fn take_and_tell(
 ) -> Result<u64, Failure> {
     let mut progress = Progress::new();
     let all = found.number();
-    let tell = |taken| progress.tell(|| format!("{verb} {taken} of {all}"));
+    let tell = |taken| {
+        progress.tell(|| format!("{verb} {taken} of {all}"));
+        ControlFlow::Continue(())
+    };
     take_letters(place, &Actor::of_command(), order, found, tell).await
 }
 
@@ -216,6 +230,15 @@ impl FoundLetters {
     /// Number of dead letters to take.
     pub(crate) fn number(&self) -> u64 {
         u64::try_from(self.letters.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Digest of the dead letters to take.
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = SetDigest::default();
+        for (webhook, id) in &self.letters {
+            digest.add(format!("{webhook} {id}").as_bytes());
+        }
+        digest.text()
     }
 }
 

@@ -13,7 +13,7 @@ use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
 use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
 use spillway_queue::lane::LaneRow;
 use spillway_queue::status;
-use spillway_webhook::fingerprint::id_key;
+use spillway_webhook::fingerprint::{SetDigest, id_key};
 use spillway_webhook::shopify::Headers;
 
 use super::list::NOTHING;
@@ -228,6 +228,25 @@ impl One {
 }
 
 impl NamedWebhooks {
+    /// Digest of the webhooks to drop.
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = SetDigest::default();
+        let mut main: Vec<_> = self.dropping.main.iter().collect();
+        main.sort_unstable();
+        for (entry, bits) in main {
+            digest.add(entry.to_string().as_bytes());
+            // A longer row of bits may end with empty ones.
+            let len = bits.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            digest.add(&bits[..len]);
+        }
+        let mut replays: Vec<_> = self.dropping.replays.iter().collect();
+        replays.sort_unstable();
+        for id in replays {
+            digest.add(format!("replay {id}").as_bytes());
+        }
+        digest.text()
+    }
+
     fn take(&mut self, found: Vec<One>) -> ControlFlow<()> {
         for One { past, replay, is_kept } in found {
             if is_kept {

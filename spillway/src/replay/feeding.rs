@@ -49,7 +49,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Feeding {
     reader: PassReader,
     feeder: Feeder<FedWebhook>,
-    feed: ReplayFeed,
+    /// The record in Redis.
+    pub feed: ReplayFeed,
     link: RedisLink,
     clock: FeedClock,
     rate: RateBucket,

@@ -13,9 +13,9 @@ use crate::failure::Failure;
 /// Time for one page. With the way to Redis and back, an answer is there in less than 300 ms.
 const PAGE_TIME: Duration = Duration::from_millis(150);
 /// Packs and chunks that one page looks at.
-const PACKS_MAX: usize = 4_000;
+pub(crate) const PACKS_MAX: usize = 4_000;
 /// Bytes of packs that one page looks at.
-const BYTES_MAX: usize = 8 * PAGE_BYTES;
+pub(crate) const BYTES_MAX: usize = 8 * PAGE_BYTES;
 /// Bytes of the first read of a page: mostly its first webhooks are all that is needed.
 const FIRST_BYTES: usize = 256 << 10;
 /// Chunks of the first read of a page.
@@ -163,6 +163,13 @@ impl Waiting {
             fetched: Some(Fetched::Replays(page)),
             next: Some(WaitCursor::Replay(last)),
         })
+    }
+}
+
+impl Look<'_> {
+    /// Bytes that the pack takes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.pack.raw_bytes()
     }
 }
 

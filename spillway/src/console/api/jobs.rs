@@ -25,7 +25,7 @@ pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
         ConsoleRoute::read("/api/v1/jobs/{id}", Permission::Search, one)
             .answers::<JobStatus>("A job"),
         ConsoleRoute::change("/api/v1/jobs/{id}/undo", Permission::Replay, undo)
-            .answers::<JobStatus>("Undo a job that has not begun"),
+            .answers::<JobStatus>("Undo a job that has not begun, or cancel a replay that runs"),
     ]
 }
 

@@ -3,7 +3,7 @@
 use spillway_console::ProblemDetails;
 use spillway_console::model::change::{PauseChange, PauseRequest};
 
-use super::{consumers, filter_of, needs_all};
+use super::{consumers, ensure_filled, filter_of, needs_all};
 use crate::audited::Actor;
 use crate::console::links::apart;
 use crate::console::state::Console;
@@ -16,8 +16,9 @@ pub(in crate::console) async fn pause(
     consumer: &str,
     request: &PauseRequest,
 ) -> Result<PauseChange, ProblemDetails> {
+    ensure_filled(&request.selection)?;
     let filter = filter_of(&request.selection)?;
-    if filter.is_empty() && !request.selection.all {
+    if filter.is_empty() && !request.selection.all && !request.whole {
         return Err(needs_all());
     }
     consumers::ensure_known(console, consumer).await?;
@@ -32,15 +33,21 @@ pub(in crate::console) async fn pause(
     Ok(change.await?)
 }
 
-/// Ends pauses of a consumer: with `all`, each of them; else the one of exactly this selection, which is the pause of the
-/// whole consumer if it is empty.
+/// Ends pauses of a consumer: with `all`, each of them; with `whole`, that of the whole consumer; else the one of exactly
+/// this selection.
 pub(in crate::console) async fn resume(
     console: &Console,
     actor: &Actor,
     consumer: &str,
     request: &PauseRequest,
 ) -> Result<PauseChange, ProblemDetails> {
+    ensure_filled(&request.selection)?;
     let filter = filter_of(&request.selection)?;
+    if filter.is_empty() && !request.selection.all && !request.whole {
+        let told = "give the selection of a pause, \"whole\": true for the pause of the whole consumer, or \"all\": true \
+                    in the selection for every pause";
+        return Err(ProblemDetails::bad_request(told));
+    }
     consumers::ensure_known(console, consumer).await?;
     let is_every = request.selection.all && filter.is_empty();
     let place = console.place.clone();

@@ -43,13 +43,13 @@ pub(in crate::console) async fn list(
     let name = consumer.clone();
     let room = console.links.gate.enter().await?;
     let found = apart(move || async move {
+        // The read goes on if the caller leaves, so it keeps its room.
+        let _room = room;
         let (letters, next) = page(&place, &name, &filter, after, limit).await?;
         let listed = letters.iter().map(|letter| (letter.id, summary(letter)));
         Ok((listed.collect::<Vec<_>>(), next))
     });
-    let found = found.await;
-    drop(room);
-    let (listed, next) = found?;
+    let (listed, next) = found.await?;
     for (place, letter) in &listed {
         console.links.note_letter(&consumer, letter.spillway_id.clone(), *place);
     }
@@ -101,12 +101,12 @@ async fn find<T: Send + 'static>(
     let name = consumer.clone();
     let room = console.links.gate.enter().await?;
     let found = apart(move || async move {
+        let _room = room;
         let found = find_within(&place, &name, &wanted, known, SEARCH).await?;
         found.map(of).transpose()
     });
-    let found = found.await;
-    drop(room);
-    found?.ok_or_else(|| ProblemDetails::not_found(format!("{consumer} has no dead letter {id}")))
+    let found = found.await?;
+    found.ok_or_else(|| ProblemDetails::not_found(format!("{consumer} has no dead letter {id}")))
 }
 
 fn filter_of(query: &DeadQuery) -> Result<DeadFilter, Failure> {

@@ -33,9 +33,12 @@ pub(in crate::console) async fn list(
         let gate = console.links.gate.clone();
         async move {
             let room = gate.enter().await?;
-            let found = apart(move || count(place, consumer, by, shop)).await;
-            drop(room);
-            found.map_err(ProblemDetails::from)
+            let found = apart(move || async move {
+                // The read goes on if the caller leaves, so it keeps its room.
+                let _room = room;
+                count(place, consumer, by, shop).await
+            });
+            found.await.map_err(ProblemDetails::from)
         }
     };
     let all = console.links.tops.get(key, ask).await?;

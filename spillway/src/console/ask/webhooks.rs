@@ -1,6 +1,7 @@
 //! Webhooks that wait, everything that is known about one, and its body.
 
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 use spillway_console::ProblemDetails;
 use spillway_console::model::webhook::{
@@ -19,12 +20,15 @@ use crate::failure::Failure;
 use crate::filter::{FilterArguments, moment_ms};
 use crate::out::now_ms;
 use crate::place::CellArgs;
-use crate::walk::cursor::WaitCursor;
-use crate::walk::page::PageQuestion;
+use crate::walk::cursor::{LookBudget, WaitCursor};
+use crate::walk::page::{BYTES_MAX, PACKS_MAX, PageQuestion};
 use crate::walk::{Look, Met, Waiting};
 
 /// Time by which the clock of a receiver may be ahead of that of Redis. Packs that are older are not read.
 const CLOCKS_APART_MS: u64 = 60_000;
+
+/// Time for which the content of one webhook is searched beside the main stream.
+const SEARCH: Duration = Duration::from_secs(2);
 
 /// Times between which a webhook was received.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +53,8 @@ pub(in crate::console) async fn list(
     let place = console.place.clone();
     let room = console.links.gate.enter().await?;
     let page = apart(move || async move {
+        // The read goes on if the caller leaves, so it keeps its room.
+        let _room = room;
         let mut waiting = Waiting::for_consumer(&place, &consumer).await?;
         let of = move |met: &Met<'_>| times.hold(met.view.received_at_ms).then(|| summary(met));
         let page = waiting.page(&question, of).await?;
@@ -59,9 +65,7 @@ pub(in crate::console) async fn list(
             next: page.next.map(|next| next.to_string()),
         })
     });
-    let page = page.await;
-    drop(room);
-    Ok(page?)
+    Ok(page.await?)
 }
 
 /// Everything that is known about one webhook, as far as the search for it has come. `after` is the cursor of a story that
@@ -91,9 +95,11 @@ pub(in crate::console) async fn content(
     })?;
     let place = console.place.clone();
     let room = console.links.gate.enter().await?;
-    let found = apart(move || stored(place, wanted)).await;
-    drop(room);
-    found?.ok_or_else(|| {
+    let found = apart(move || async move {
+        let _room = room;
+        stored(place, wanted).await
+    });
+    found.await?.ok_or_else(|| {
         ProblemDetails::not_found(format!(
             "{id} is not in Redis: it was settled by all consumers, or dropped; `spillway archive show` finds it in \
              an archive, and /dead its dead letter"
@@ -101,7 +107,7 @@ pub(in crate::console) async fn content(
     })
 }
 
-/// Finds a webhook in the main stream, among the replays and in lanes.
+/// Finds a webhook in the main stream, among the replays and in lanes, as far as the time is enough.
 async fn stored(place: CellArgs, wanted: WebhookId) -> Result<Option<WebhookContent>, Failure> {
     let (redis, mut connection) = place.connect().await?;
     if registered::cell(&redis, &mut connection).await? != Some(wanted.cell) {
@@ -114,6 +120,7 @@ async fn stored(place: CellArgs, wanted: WebhookId) -> Result<Option<WebhookCont
     if let Some(pack) = pack.filter(|pack| !pack.view(wanted.index).is_erased()) {
         return Ok(Some(content_of(wanted, &pack.view(wanted.index))));
     }
+    let mut budget = LookBudget::new(Instant::now(), SEARCH, PACKS_MAX, BYTES_MAX);
     let status = status::read(&redis, &mut connection).await?;
     let filter = Filter { webhook_id: Some(wanted.to_string()), ..Filter::default() };
     for consumer in &status.consumers {
@@ -121,19 +128,24 @@ async fn stored(place: CellArgs, wanted: WebhookId) -> Result<Option<WebhookCont
         let lanes = waiting.lanes(&filter).await?;
         let look = move |look: &Look<'_>| {
             let met = look.webhooks().find(|met| met.id == wanted);
-            met.map(|met| content_of(wanted, &met.view))
+            (met.map(|met| content_of(wanted, &met.view)), look.bytes())
         };
         let mut found = None;
-        let take = |content: Option<WebhookContent>| match content {
-            None => ControlFlow::Continue(()),
-            content => {
-                found = content;
-                ControlFlow::Break(())
-            }
+        let take = |(content, bytes): (Option<WebhookContent>, usize)| {
+            budget.spend(1, bytes);
+            found = content;
+            let is_over = found.is_some() || budget.is_spent(Instant::now());
+            if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         waiting.aside(&lanes, look, take).await?;
         if found.is_some() {
             return Ok(found);
+        }
+        if budget.is_spent(Instant::now()) {
+            return Err(Failure::Failed(format!(
+                "not found in time among what waits beside the main stream: `spillway queue show {wanted}` finds it \
+                 on a machine"
+            )));
         }
     }
     Ok(None)

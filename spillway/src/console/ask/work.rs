@@ -1,13 +1,14 @@
 //! Work of jobs: each verb counts first, and then changes what it counted.
 
+use std::ops::ControlFlow;
+
 use spillway_archive::args::ArchiveArgs;
 use spillway_queue::controls::Filter;
 use spillway_queue::dead::Take;
 use spillway_webhook::shopify::is_compliance;
-use tokio_util::sync::CancellationToken;
 
 use crate::audited::Actor;
-use crate::console::jobs::{CountedJob, JobProgress, JobWork};
+use crate::console::jobs::{CountedJob, JobProgress, JobWork, MadeJob};
 use crate::console::links::apart;
 use crate::dead::filter::DeadFilter;
 use crate::dead::take::{FoundLetters, TakeOrder, count_letters, take_letters};
@@ -61,8 +62,6 @@ pub(super) struct ArchiveWork {
     pub archive: ArchiveArgs,
     /// Webhooks that are meant.
     pub asked: AskedReplay,
-    /// Cancelled when the process stops: the replay can be resumed then.
-    pub stop: CancellationToken,
 }
 
 impl JobWork for DeadWork {
@@ -74,20 +73,40 @@ impl JobWork for DeadWork {
         let keeps_compliance = self.how == Take::Drop && !self.force;
         apart(move || async move {
             let keeps = |topic: &str| keeps_compliance && is_compliance(topic.as_bytes());
-            let looked = |number| progress.note(number);
+            let looked = |number| {
+                progress.note(number);
+                progress.hold(number)
+            };
             let found =
                 count_letters(&target.place, &target.consumer, &filter, keeps, looked).await?;
-            Ok(CountedJob { number: found.number(), kept: found.compliance_kept, found })
+            let digest = found.digest();
+            Ok(CountedJob { number: found.number(), kept: found.compliance_kept, digest, found })
         })
         .await
     }
 
-    async fn make(&mut self, found: FoundLetters, progress: JobProgress) -> Result<u64, Failure> {
+    async fn make(
+        &mut self,
+        found: FoundLetters,
+        progress: JobProgress,
+    ) -> Result<MadeJob, Failure> {
         let JobTarget { place, consumer, actor } = self.target.clone();
         let filter = self.filter.to_string();
-        let order = TakeOrder { consumer, how: self.how, filter, rate: self.rate };
+        let how = self.how;
+        let order = TakeOrder { consumer, how, filter, rate: self.rate };
         apart(move || async move {
-            take_letters(&place, &actor, order, &found, |taken| progress.note(taken)).await
+            let mut is_cut = false;
+            let mut seen = 0;
+            let tell = |taken| {
+                progress.note(taken);
+                seen = taken;
+                // What was taken so far stays so. A drop is not cut: it takes no time.
+                is_cut = how == Take::Replay && progress.end().is_cancelled();
+                if is_cut { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let done = take_letters(&place, &actor, order, &found, tell).await?;
+            let is_cut = is_cut && seen < found.number();
+            Ok(MadeJob { done, not_yet: 0, is_cut })
         })
         .await
     }
@@ -96,10 +115,7 @@ impl JobWork for DeadWork {
 impl JobWork for DropWork {
     type Found = NamedWebhooks;
 
-    async fn count(
-        &mut self,
-        _progress: JobProgress,
-    ) -> Result<CountedJob<NamedWebhooks>, Failure> {
+    async fn count(&mut self, progress: JobProgress) -> Result<CountedJob<NamedWebhooks>, Failure> {
         let target = self.target.clone();
         let filter = self.filter.clone();
         let force = self.force;
@@ -107,12 +123,18 @@ impl JobWork for DropWork {
             let mut waiting = Waiting::for_consumer(&target.place, &target.consumer).await?;
             let keeps = move |topic: &str| !force && is_compliance(topic.as_bytes());
             let named = count_waiting(&mut waiting, &filter, keeps).await?;
-            Ok(CountedJob { number: named.webhooks, kept: named.compliance_kept, found: named })
+            progress.note(named.webhooks);
+            let NamedWebhooks { webhooks: number, compliance_kept: kept, .. } = named;
+            Ok(CountedJob { number, kept, digest: named.digest(), found: named })
         })
         .await
     }
 
-    async fn make(&mut self, named: NamedWebhooks, progress: JobProgress) -> Result<u64, Failure> {
+    async fn make(
+        &mut self,
+        named: NamedWebhooks,
+        progress: JobProgress,
+    ) -> Result<MadeJob, Failure> {
         let JobTarget { place, consumer, actor } = self.target.clone();
         let filter = self.filter.to_string();
         apart(move || async move {
@@ -122,8 +144,8 @@ impl JobWork for DropWork {
             let ordered = order_drop(&mut waiting, &actor, filter, &named, tell).await?;
             let OrderedDrop { version, before } = ordered;
             // What is under way is dropped later, if it fails: the order stays.
-            watch(&mut waiting, &consumer, version, before, wanted).await?;
-            Ok(wanted)
+            let done = watch(&mut waiting, &consumer, version, before, wanted).await?;
+            Ok(MadeJob { done, not_yet: wanted.saturating_sub(done), is_cut: false })
         })
         .await
     }
@@ -132,25 +154,31 @@ impl JobWork for DropWork {
 impl JobWork for ArchiveWork {
     type Found = PlannedReplay;
 
-    async fn count(
-        &mut self,
-        _progress: JobProgress,
-    ) -> Result<CountedJob<PlannedReplay>, Failure> {
+    async fn count(&mut self, progress: JobProgress) -> Result<CountedJob<PlannedReplay>, Failure> {
         let target = self.target.clone();
         let archive = self.archive.clone();
         let asked = self.asked.clone();
         apart(move || async move {
             let planned = plan_replay(&target.place, &archive, &target.consumer, asked).await?;
-            Ok(CountedJob { number: planned.webhooks(), kept: 0, found: planned })
+            progress.note(planned.webhooks());
+            let digest = planned.digest();
+            Ok(CountedJob { number: planned.webhooks(), kept: 0, digest, found: planned })
         })
         .await
     }
 
-    async fn make(&mut self, found: PlannedReplay, progress: JobProgress) -> Result<u64, Failure> {
+    async fn make(
+        &mut self,
+        found: PlannedReplay,
+        progress: JobProgress,
+    ) -> Result<MadeJob, Failure> {
         let JobTarget { place, actor, .. } = self.target.clone();
-        let stop = self.stop.clone();
         apart(move || async move {
-            order_replay(&place, &actor, found, &stop, |fed| progress.note(fed)).await
+            let note = |fed| progress.note(fed);
+            let is_cancelled = || progress.is_undone();
+            let end = progress.end();
+            let made = order_replay(&place, &actor, found, end, note, is_cancelled).await;
+            made.map(|(done, is_cut)| MadeJob { done, not_yet: 0, is_cut })
         })
         .await
     }

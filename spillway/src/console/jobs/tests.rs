@@ -12,6 +12,7 @@ struct Fake {
     number: u64,
     made: Arc<AtomicBool>,
     fails: bool,
+    is_slow: bool,
 }
 
 impl JobWork for Fake {
@@ -19,13 +20,20 @@ impl JobWork for Fake {
 
     async fn count(&mut self, progress: JobProgress) -> Result<CountedJob<u64>, Failure> {
         progress.note(1);
-        Ok(CountedJob { number: self.number, kept: 2, found: self.number })
+        progress.hold(self.number)?;
+        let digest = "same".to_owned();
+        Ok(CountedJob { number: self.number, kept: 2, digest, found: self.number })
     }
 
-    async fn make(&mut self, found: u64, progress: JobProgress) -> Result<u64, Failure> {
+    async fn make(&mut self, found: u64, progress: JobProgress) -> Result<MadeJob, Failure> {
         self.made.store(true, Ordering::Release);
         progress.note(found / 2);
-        if self.fails { Err(Failure::Failed("no".to_owned())) } else { Ok(found) }
+        if self.is_slow {
+            progress.end().cancelled().await;
+            return Ok(MadeJob { done: 1, is_cut: progress.is_undone(), ..MadeJob::default() });
+        }
+        let made = MadeJob { done: found, ..MadeJob::default() };
+        if self.fails { Err(Failure::Failed("no".to_owned())) } else { Ok(made) }
     }
 }
 
@@ -42,20 +50,31 @@ fn begin(
     undo_for: Duration,
     fails: bool,
 ) -> (Arc<KeptJob>, Arc<AtomicBool>) {
-    let order = JobOrder {
-        verb: JobVerb::DeadReplay,
-        consumer: "http".to_owned(),
-        filter: "everything".to_owned(),
-        actor: "mia".to_owned(),
-        expected,
-    };
-    let job = jobs.keep(order).expect("there is room");
     let made = Arc::new(AtomicBool::new(false));
-    let work = Fake { number: 6, made: made.clone(), fails };
-    let stop = CancellationToken::new();
-    let plan = JobPlan { expected, undo_for, turns: jobs.turns.clone(), stop };
+    let work = Fake { number: 6, made: made.clone(), fails, is_slow: false };
+    let order = of(JobVerb::DeadReplay, "mia", expected.map(|number| counted(number, None)));
+    (begin_with(jobs, order, undo_for, work), made)
+}
+
+fn is_ended(job: &JobStatus) -> bool {
+    matches!(job.phase, JobPhase::Done | JobPhase::Failed(_))
+}
+
+fn counted(number: u64, digest: Option<&str>) -> ExpectedCount {
+    ExpectedCount { number, digest: digest.map(str::to_owned) }
+}
+
+fn of(verb: JobVerb, actor: &str, expected: Option<ExpectedCount>) -> JobOrder {
+    let (consumer, filter) = ("http".to_owned(), "everything".to_owned());
+    JobOrder { verb, consumer, filter, actor: actor.to_owned(), expected }
+}
+
+fn begin_with(jobs: &Jobs, order: JobOrder, undo_for: Duration, work: Fake) -> Arc<KeptJob> {
+    let expected = order.expected.clone();
+    let job = jobs.keep(order, &CancellationToken::new()).expect("there is room");
+    let plan = JobPlan { expected, undo_for, turns: jobs.turns.clone() };
     tokio::spawn(run(work, job.clone(), plan));
-    (job, made)
+    job
 }
 
 async fn until(job: &KeptJob, is_it: impl FnMut(&JobStatus) -> bool) -> JobStatus {
@@ -71,6 +90,7 @@ fn a_phase_follows_only_those_before_it() {
         JobPhase::Running,
         JobPhase::Counted,
         JobPhase::Undone,
+        JobPhase::Cancelled,
         JobPhase::Done,
         JobPhase::Failed("x".to_owned()),
     ];
@@ -81,6 +101,7 @@ fn a_phase_follows_only_those_before_it() {
         (JobEvent::Begun, &all[..2]),
         (JobEvent::Undone, &all[..2]),
         (JobEvent::Made, &all[2..3]),
+        (JobEvent::Cut, &all[2..3]),
         (failed, &all[..3]),
     ] {
         for phase in &all {
@@ -150,21 +171,68 @@ async fn a_job_that_waits_is_undone_by_its_caller_or_an_operator() {
 async fn jobs_that_are_over_make_room_and_others_do_not() {
     let jobs = Jobs::new();
     let mut kept = Vec::new();
-    for _ in 0..JOBS_KEPT {
-        kept.push(begin(&jobs, Some(6), HOUR, false).0);
+    let stop = CancellationToken::new();
+    for number in 0..JOBS_KEPT {
+        let actor = format!("caller {}", number / UNFINISHED_MAX);
+        let order = of(JobVerb::DeadReplay, &actor, Some(counted(6, None)));
+        let made = Arc::new(AtomicBool::new(false));
+        let work = Fake { number: 6, made, fails: false, is_slow: false };
+        kept.push(begin_with(&jobs, order, HOUR, work));
     }
-    let order = || JobOrder {
-        verb: JobVerb::Drop,
-        consumer: "http".to_owned(),
-        filter: "everything".to_owned(),
-        actor: "mia".to_owned(),
-        expected: None,
-    };
-    assert!(jobs.keep(order()).is_err_and(|problem| problem.code == "unavailable"));
+    let order = || of(JobVerb::Drop, "mia", None);
+    assert!(jobs.keep(order(), &stop).is_err_and(|problem| problem.code == "unavailable"));
     let third = kept[2].id;
-    jobs.undo(third, &caller("mia", Role::Support).await).expect("it has not begun");
-    let new = jobs.keep(order()).expect("there is room");
+    jobs.undo(third, &caller("caller 0", Role::Support).await).expect("it has not begun");
+    let new = jobs.keep(order(), &stop).expect("there is room");
     assert_eq!(jobs.status(third), None);
     assert_eq!(jobs.list().first().map(|job| job.id), Some(new.id), "the newest comes first");
     assert_eq!(jobs.list().len(), JOBS_KEPT);
+}
+
+#[tokio::test]
+async fn as_many_others_than_the_counted_ones_are_a_conflict() {
+    let jobs = Jobs::new();
+    for (digest, is_made) in [("same", true), ("other", false)] {
+        let made = Arc::new(AtomicBool::new(false));
+        let work = Fake { number: 6, made: made.clone(), fails: false, is_slow: false };
+        let order = of(JobVerb::DeadDrop, "mia", Some(counted(6, Some(digest))));
+        let job = begin_with(&jobs, order, Duration::ZERO, work);
+        let status = until(&job, is_ended).await;
+        assert_eq!(made.load(Ordering::Acquire), is_made, "{digest}: {status:?}");
+        assert_eq!(status.digest.as_deref(), Some("same"));
+        assert_eq!(jobs.counted(job.id, HOUR).await.is_ok(), is_made, "{digest}");
+    }
+}
+
+#[tokio::test]
+async fn a_replay_that_runs_is_cancelled_and_a_drop_is_not() {
+    let jobs = Jobs::new();
+    for (verb, is_cancelled) in [(JobVerb::DeadReplay, true), (JobVerb::Drop, false)] {
+        let made = Arc::new(AtomicBool::new(false));
+        let work = Fake { number: 6, made, fails: false, is_slow: true };
+        let order = of(verb, "mia", Some(counted(6, None)));
+        let job = begin_with(&jobs, order, Duration::ZERO, work);
+        until(&job, |job| job.phase == JobPhase::Running).await;
+        let undone = jobs.undo(job.id, &caller("mia", Role::Support).await);
+        assert_eq!(undone.is_ok(), is_cancelled, "{verb:?}");
+        if is_cancelled {
+            let status = until(&job, |job| job.phase == JobPhase::Cancelled).await;
+            assert_eq!(status.done, 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn unfinished_jobs_of_one_caller_are_bounded() {
+    let jobs = Jobs::new();
+    let stop = CancellationToken::new();
+    for _ in 0..UNFINISHED_MAX {
+        jobs.keep(of(JobVerb::Drop, "mia", None), &stop).expect("there is room");
+    }
+    let refused = jobs.keep(of(JobVerb::Drop, "mia", None), &stop);
+    assert!(refused.is_err_and(|problem| problem.detail.contains("jobs of mia are not over")));
+    assert!(
+        jobs.keep(of(JobVerb::Drop, "tom", None), &stop).is_ok(),
+        "another one's are counted apart"
+    );
 }

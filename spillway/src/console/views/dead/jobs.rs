@@ -10,11 +10,15 @@ use spillway_console::pages::problem::PageProblem;
 use spillway_console::pages::{job, links};
 use spillway_console::{Caller, ConsoleRoute, Permission, ProblemDetails};
 use spillway_queue::audit::AuditWay;
+use spillway_webhook::freshness::rfc3339;
 
 use crate::audited::Actor;
 use crate::console::jobs::JobVerb;
 use crate::console::live;
 use crate::console::state::ConsoleState;
+use crate::failure::Failure;
+use crate::filter::moment_ms;
+use crate::out::now_ms;
 
 /// Routes of this area.
 pub(super) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
@@ -38,6 +42,7 @@ pub(in crate::console::views) fn order(
     verb: JobVerb,
     form: &ChangeForm,
 ) -> Result<Redirect, ProblemDetails> {
+    let form = &absolute(form)?;
     let request = form.change()?;
     if request.force && !caller.may(Permission::Administer) {
         let needed = Permission::Administer.description();
@@ -51,6 +56,17 @@ pub(in crate::console::views) fn order(
     let ordered = console.jobs.order(console.clone(), actor_of(caller), consumer, verb, request)?;
     let path = path_of(&ordered);
     Ok(Redirect::to(&if is_dry_run { links::with_query(&path, form, &[]) } else { path }))
+}
+
+/// A form whose times are absolute, so that its page confirms the range that was counted.
+fn absolute(form: &ChangeForm) -> Result<ChangeForm, Failure> {
+    let now = now_ms();
+    let moment = |name: &str, text: Option<&String>| {
+        text.map(|text| moment_ms(name, text, now).map(rfc3339)).transpose()
+    };
+    let since = moment("since", form.since.as_ref())?;
+    let until = moment("until", form.until.as_ref())?;
+    Ok(ChangeForm { since, until, ..form.clone() })
 }
 
 async fn one(
