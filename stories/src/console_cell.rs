@@ -175,11 +175,11 @@ impl ConsoleCell {
         status["consumers"][0].clone()
     }
 
-    /// Filters of the pauses in force, as JSON.
+    /// The pauses in force, as JSON.
     pub async fn pauses(&self) -> Vec<String> {
         let consumer = self.consumer().await;
         let pauses = consumer["pauses"].as_array().expect("pauses").iter();
-        pauses.map(|pause| pause["filter"].to_string()).collect()
+        pauses.map(Value::to_string).collect()
     }
 
     /// Output of the operators' command, which must succeed.

@@ -146,11 +146,7 @@ impl Actor {
     }
 
     fn note(&mut self, way: &str, verb: &'static str, filter: String, count: u64) {
-        let name = if way == "api" {
-            format!("token:{}", program_of(self.name))
-        } else {
-            self.name.to_owned()
-        };
+        let name = if way == "api" { program_of(self.name) } else { self.name.to_owned() };
         self.done.push((name, way.to_owned(), verb, filter, count));
     }
 }

@@ -20,7 +20,7 @@ const CORPUS: &str = include_str!("console/hostile.txt");
 const PAGES_MAX: usize = 200;
 /// Elements that pages are made of. None of the corpus is among them, except `<div>`, `<a>` and
 /// `<form>`, whose attributes are looked at.
-const ELEMENTS: &str = "a abbr article aside body br button caption code dd details div dl dt em fieldset \
+const ELEMENTS: &str = "a abbr article aside body br button caption code dd details div dl dt em fieldset figcaption figure \
                         footer form h1 h2 h3 h4 head header hr html input label legend li link main meta nav \
                         noscript ol option output p pre progress script section select small span strong \
                         summary table tbody td textarea tfoot th thead time title tr ul";

@@ -164,8 +164,13 @@ def views(console, *more):
             console.check_width(page)
     with console.page(java_script_enabled=False) as page:
         for path in paths:
-            console.open(page, path)
-            without = shape(console, page)
+            # What is searched for in the background is there after another look.
+            for _ in range(20):
+                console.open(page, path)
+                without = shape(console, page)
+                if seen[path] == without:
+                    break
+                page.wait_for_timeout(300)
             if seen[path] != without:
                 console.problems.append(f"{path}: with scripts {seen[path]}, without {without}")
     print(f"{len(paths)} views in light and dark, on a phone and without scripts: {' '.join(paths)}")
