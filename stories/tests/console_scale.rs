@@ -95,8 +95,12 @@ impl FullCell {
         let is_read = async || downstreamer.metric("spillway_pauses").await == Some(1.0);
         until("the pause is read", SOON, is_read).await;
         sender(&paused).send_all().await;
-        let in_lanes = async || redis.in_lanes().await >= u64::from(waiting) * 9 / 10;
-        until("what waits lies in lanes", size(SOON, 30 * SOON), in_lanes).await;
+        let all_wait = async || {
+            let told = cell.spillway(&["status", "-o", "json"]).await;
+            let status: serde_json::Value = serde_json::from_slice(&told.stdout).expect("JSON");
+            status["consumers"][0]["waiting"].as_u64() >= Some(u64::from(waiting) * 9 / 10)
+        };
+        until("all of it waits", size(SOON, 30 * SOON), all_wait).await;
         let accounts = Accounts::new(&cell);
         let token = accounts.add_token("ada-program", "admin", true).await;
         let console = ConsoleServer::start(&cell, &accounts.settings()).await;
