@@ -13,6 +13,7 @@ use crate::access::is_same;
 pub const LENGTH_MIN: usize = 12;
 /// Most bytes of a password.
 pub const LENGTH_MAX: usize = 1024;
+const _: () = assert!(LENGTH_MIN < LENGTH_MAX, "some passwords are good");
 /// Bytes of a salt that we make.
 const SALT_BYTES: usize = 16;
 /// Bytes of a hash that we make.

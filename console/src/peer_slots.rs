@@ -8,7 +8,7 @@ use crate::peer::network;
 use crate::proxy::TrustedProxies;
 
 /// Connections at once from one network: a quarter of all. A browser has six, and one more for each page with events.
-const SLOTS_MAX: usize = 64;
+pub(crate) const SLOTS_MAX: usize = 64;
 
 /// Room for a bounded number of connections from each network. Trusted proxies have no bound of their own.
 #[derive(Debug, Clone)]

@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use crate::bounded_writes::BoundedWrites;
 use crate::headers::require_https;
 use crate::peer::PeerAddress;
-use crate::peer_slots::{PeerSlot, PeerSlots};
+use crate::peer_slots::{PeerSlot, PeerSlots, SLOTS_MAX};
 use crate::proxy::TrustedProxies;
 
 /// Connections at once. Ten people with some tabs each, and a few scripts.
@@ -38,6 +38,7 @@ const HEAD_WITHIN: Duration = Duration::from_secs(15);
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 /// Pause after a failed accept. Without file descriptors, accepting again at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+const _: () = assert!(SLOTS_MAX < CONNECTIONS_MAX, "one network never takes all connections");
 
 /// Listener of the console, with what makes TLS of its connections.
 pub struct ConsoleListener {

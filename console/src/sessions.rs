@@ -20,6 +20,8 @@ const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const SESSIONS_MAX: usize = 10_000;
 /// Sessions of one user at once.
 const USER_SESSIONS_MAX: usize = 20;
+const _: () =
+    assert!(USER_SESSIONS_MAX < SESSIONS_MAX, "one user never ends the sessions of others");
 /// Name of the cookie. The browser takes the second one from this very host and by HTTPS only, so no neighbour
 /// can put its own session there. Source: RFC 6265bis, cookie name prefixes.
 const COOKIE_NAME: &str = "spillway";

@@ -45,7 +45,7 @@ pub struct GapLog {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PairKey(u64);
 
-/// What was collected since the last time.
+/// Everything that was collected since the last time.
 #[derive(Debug, Default)]
 pub struct CollectedGaps {
     /// Verified webhooks of each shop and topic.

@@ -123,7 +123,7 @@ impl FromFiles for ConsoleCertificate {
     }
 }
 
-/// What was read at the start. A mistake does not end the process: in a pod, it would take the receiver along.
+/// Contents that were read at the start. A mistake does not end the process: in a pod, it would take the receiver along.
 fn first<T>(read: Result<T, String>, setting: &'static str, unread: &UnreadFiles) -> Option<T> {
     read.map_err(|problem| unread.insert(setting, problem)).ok()
 }

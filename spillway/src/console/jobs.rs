@@ -33,6 +33,7 @@ const UNFINISHED_MAX: usize = 8;
 const COUNTS_AT_ONCE: usize = 4;
 /// Jobs that change something at once. A slow one may take hours: it keeps nobody from counting.
 const CHANGES_AT_ONCE: usize = 4;
+const _: () = assert!(UNFINISHED_MAX < JOBS_KEPT, "one caller never takes all places");
 /// Time for which a replay waits before it begins.
 const UNDO_FOR: Duration = Duration::from_secs(10);
 

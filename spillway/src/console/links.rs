@@ -25,6 +25,7 @@ use stories::StorySearches;
 const READS_MAX: usize = 4;
 /// Works apart at once. Each has a thread, and may wait for one more that decodes packs.
 pub(super) const APART_MAX: usize = 64;
+const _: () = assert!(READS_MAX < APART_MAX, "heavy reads leave room for others");
 /// Time for which a request waits until there is room for its read.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Age up to which lanes are new.

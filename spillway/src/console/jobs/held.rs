@@ -11,7 +11,7 @@ const HELD_MAX: u64 = 500_000;
 /// Ids that one job holds, as a part of those that all hold.
 pub(super) struct HeldIds {
     all: Arc<AtomicU64>,
-    /// Its own number; `None` once it has let go of them.
+    /// Number of ids that it holds; `None` once it has let go of them.
     own: Mutex<Option<u64>>,
 }
 
