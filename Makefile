@@ -8,7 +8,7 @@ REVISION = $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 # One command builds all: several would build tokio and the like once for each set of features.
 BUILD_TESTS := cargo build --locked --workspace --bins --tests --examples
 
-.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store mutate-service deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test clean-run
+.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes endure-console chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store mutate-service deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test console-screenshots clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,10 +51,10 @@ endure: ## the stories that the suite plays small, at the size of the promise (8
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	ENDURE=1 cargo test --locked -p stories --test suite -- --nocapture --test-threads 1 --skip big_lanes:: \
-		duplicates:: circuit_breaker:: verbs:: kafka_exactly_once:: kafka_faults:: restart:: lanes:: shop_share:: spill:: spill_disk::
-	@echo 'longer, each by itself: make endure-shops, make endure-lanes, make endure-spill'
+		duplicates:: circuit_breaker:: verbs:: kafka_exactly_once:: kafka_faults:: restart:: lanes:: shop_share:: spill:: spill_disk:: console_scale::
+	@echo 'longer, each by itself: make endure-shops, make endure-lanes, make endure-spill, make endure-console'
 
-chaos endure-spill endure-shops endure-lanes hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
+chaos endure-spill endure-shops endure-lanes endure-console hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
 
 chaos: ## at least 2,080 faults of every kind from one seed, then one a minute for half an hour; SEED=n, FAULTS=n (1.5 hours, as root)
 	ops/deps.sh test
@@ -82,6 +82,13 @@ endure-lanes: ## a million webhooks of a paused shop, and 200,000 lanes of one e
 	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release \
 		cargo test --release --locked -p stories --test suite -- --nocapture --test-threads 1 big_lanes::
 	bench/endurance.py $(RESULTS)
+
+endure-console: ## the console of a cell with a million waiting, 100,000 dead letters and 20,000 shops (30 minutes)
+	ops/deps.sh test
+	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
+	mkdir -p $(RESULTS)
+	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release \
+		cargo test --release --locked -p stories --test suite -- --nocapture --test-threads 1 console_scale::
 
 hostile: ## good webhooks under thirteen attacks, p99 and memory, and a hostile backend (15 minutes; ATTACKS='Idle Forged')
 	ops/deps.sh test
@@ -183,6 +190,11 @@ trace-test: ## the traces of webhooks through a real OpenTelemetry Collector, bu
 	ops/deps.sh traces
 	cargo build --locked --workspace --bins
 	OTEL_COLLECTOR=$(abspath $(TARGET))/tools/bin/otelcol cargo test --locked -p stories --test suite -- traces::
+
+console-screenshots: ## the pictures of docs/console.md, made again from a live cell in Chromium (a minute)
+	ops/deps.sh test
+	cargo build --locked --workspace --bins
+	SCREENSHOTS=$(CURDIR)/docs/img cargo test --locked -p stories --test suite -- --nocapture console_browser::the_pictures_of_the_docs
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
 	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \

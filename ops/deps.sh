@@ -5,7 +5,8 @@
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
 #     ops/deps.sh test    both, and what the tests drive: nginx, openssl, sslscan, curl, git, node,
-#                         Prometheus, systemd, strace, zstd, Python; gets the broker; builds vegeta and rclone with Go
+#                         Prometheus, systemd, strace, zstd, Python, Chromium with what drives it; gets the broker;
+#                         builds vegeta and rclone with Go
 #     ops/deps.sh package the first two, and what a package is tested in: debootstrap, systemd-nspawn
 #     ops/deps.sh release those of a package, and what a release is made and tested with: buildah,
 #                         podman, podman-compose, dpkg-dev, gnupg; builds helm and the like with Go
@@ -50,17 +51,24 @@ tools_for() {
         dpkg-scanpackages:dpkg-dev apt-ftparchive:apt-utils gpg:gnupg strip:binutils git:git curl:curl
       keyring
       [ -e /etc/ssl/certs/ca-certificates.crt ] || echo authorities:ca-certificates
-      # Debian's Python has pip in a package of its own.
-      python3 -c 'import ensurepip' 2>/dev/null || echo pip-of-python:python3-venv
+      pip_of_python
       ;;
     test | traces)
       tools_for run
       tools_for kafka
       printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs \
         prometheus:prometheus systemd-analyze:systemd strace:strace chrt:util-linux sslscan:sslscan \
-        zstd:zstd python3:python3
+        zstd:zstd python3:python3 chromium:chromium
+      # Pages in a browser without fonts are empty boxes.
+      compgen -G '/usr/share/fonts/truetype/*' >/dev/null || echo fonts:fonts-dejavu-core
+      pip_of_python
       ;;
   esac
+}
+
+# Debian's Python has pip in a package of its own.
+pip_of_python() {
+  python3 -c 'import ensurepip' 2>/dev/null || echo pip-of-python:python3-venv
 }
 
 # What debootstrap checks Debian's packages with. Not a program: there is none of this name.
@@ -231,14 +239,34 @@ collector() {
   cp "$list" "$sources/built"
 }
 
+# Python packages at pinned versions, in an environment of their own beside the build.
 python_tools() {
-  local venv=$TOOLS/compose
-  [ "$(cat "$venv/version" 2>/dev/null)" = "$PODMAN_COMPOSE" ] && return
-  say "installing podman-compose $PODMAN_COMPOSE"
+  local venv=$TOOLS/$1
+  shift
+  [ "$(cat "$venv/version" 2>/dev/null)" = "$*" ] && return
+  say "installing $*"
   rm -rf "$venv"
   python3 -m venv "$venv"
-  "$venv/bin/pip" install --quiet "podman-compose==$PODMAN_COMPOSE"
-  echo "$PODMAN_COMPOSE" >"$venv/version"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check "$@"
+  echo "$*" >"$venv/version"
+}
+
+# axe-core, which looks for what hinders people in a page. The tarball of npm, with or without npm.
+axe_core() {
+  local script=$TOOLS/axe.min.js fetched archive=axe-core-$AXE_CORE.tgz
+  [ "$(cat "$script.version" 2>/dev/null)" = "$AXE_CORE $AXE_CORE_SHA256" ] && return
+  say "fetching axe-core $AXE_CORE"
+  mkdir -p "$TOOLS"
+  fetched=$(mktemp -d)
+  if have npm; then
+    npm pack --silent --pack-destination "$fetched" "axe-core@$AXE_CORE" >/dev/null
+  else
+    curl --proto '=https' -fsSL -o "$fetched/$archive" "https://registry.npmjs.org/axe-core/-/$archive"
+  fi
+  echo "$AXE_CORE_SHA256  $fetched/$archive" | sha256sum --check --quiet
+  tar -xzOf "$fetched/$archive" package/axe.min.js >"$script"
+  rm -r "$fetched"
+  echo "$AXE_CORE $AXE_CORE_SHA256" >"$script.version"
 }
 
 require_recent_redis() {
@@ -286,6 +314,8 @@ main() {
     test | traces)
       require_vegeta
       rclone_server
+      python_tools browser "playwright==$PLAYWRIGHT" "schemathesis==$SCHEMATHESIS"
+      axe_core
       "$here/kafka.sh" fetch
       [ "$1" = test ] || collector
       ;;
@@ -293,7 +323,7 @@ main() {
       cargo_tool cargo-deb "$CARGO_DEB"
       cargo_tool cargo-cyclonedx "$CARGO_CYCLONEDX"
       go_tools
-      python_tools
+      python_tools compose "podman-compose==$PODMAN_COMPOSE"
       ;;
   esac
 }

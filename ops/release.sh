@@ -102,7 +102,7 @@ tarball() {
     find "$stage/pages" -type f ! -name '*.[18]' -exec cp {} "$stage/$TARBALL/completions/" \;
   done
   cp -r ops/redis.conf ops/systemd ops/nginx ops/prometheus ops/grafana ops/archive ops/backup.sh \
-    ops/debian/spillway.env ops/debian/archiver.env ops/debian/kafka.properties "$stage/$TARBALL/ops/"
+    ops/debian/spillway.env ops/debian/archiver.env ops/debian/console.env ops/debian/kafka.properties "$stage/$TARBALL/ops/"
   rm "$stage/$TARBALL"/ops/prometheus/*.test.yml
   mkdir "$stage/$TARBALL/ops/helm"
   copy_chart "$stage/$TARBALL/ops/helm/spillway"

@@ -13,7 +13,13 @@ CARGO_FUZZ=0.13.2
 RCLONE=1.76.0
 
 # Python
+PLAYWRIGHT=1.65.2
 PODMAN_COMPOSE=1.6.0
+SCHEMATHESIS=4.32.5
+
+# A script that the tests run in a browser, from npm, with the SHA-256 of its tarball
+AXE_CORE=4.14.1
+AXE_CORE_SHA256=e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745
 
 # Kubernetes and its libraries (0.minor.patch), whose schemas the chart is checked against. etcd is for
 # a real API server (ops/helm/test.sh apiserver).

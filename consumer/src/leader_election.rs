@@ -464,6 +464,7 @@ fn reason(error: &QueueError) -> &'static str {
         | QueueError::Restoring
         | QueueError::NotEmpty
         | QueueError::NotPlanned
+        | QueueError::AuditFull
         | QueueError::Unexpected(_) => REFUSED,
     }
 }

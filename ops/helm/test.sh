@@ -97,6 +97,7 @@ matrix() {
     'replicas: 4$' 'server cell-spillway-2:8080 max_fails=0;' 'pod-name: cell-spillway-2$' \
     'mountPath: /etc/spillway/files' 'name: metrics-token' \
     'containerPort: 9814' 'replacement: archiver' 'port: admin-archive' 'value: "s3://bucket/prefix"' \
+    'command: \[spillway, console\]' 'value: "/etc/spillway/files/users"' \
     'name: archive-access' 'forget, --due, --every, "10m"' 'value: "48h"' \
     'absent\(up\{job="request-receiver", cell="apps/cell-spillway-3"\}\)$' <<'VALUES'
 cells: 3
@@ -120,6 +121,10 @@ archiver:
 forget:
   every: 10m
   settings: {REDACT_WITHIN: 48h}
+console:
+  enabled: true
+  settings: {CONSOLE_USERS_FILE: /etc/spillway/files/users}
+  extraVolumeMounts: [{name: files, mountPath: /etc/spillway/files, readOnly: true}]
 extraVolumes: [{name: files, secret: {secretName: files}}]
 terminationGracePeriodSeconds: 120
 listenHost: "[::]"

@@ -19,6 +19,11 @@ pub trait FromFiles: Send + Sync {
 
     /// Reads them again, and logs the outcome. Returns false if a mistake leaves the old state in force.
     fn reload(&self) -> bool;
+
+    /// True if they were never read, because of a mistake at the start.
+    fn is_unread(&self) -> bool {
+        false
+    }
 }
 
 /// Looks from a read that failed to the next: a minute. The mistake may not lie in a file that is watched,
@@ -36,7 +41,8 @@ struct Watched {
 impl Watched {
     fn new(state: Arc<dyn FromFiles>) -> Self {
         let files = FileWatch::new(state.files());
-        Self { state, files, has_failed: false, looks: 0 }
+        let has_failed = state.is_unread();
+        Self { state, files, has_failed, looks: 0 }
     }
 
     /// Reads the files again if they have changed, or if `is_due`, or after a failure.
@@ -135,6 +141,34 @@ mod tests {
             let read = text.trim().parse::<u32>().ok();
             read.inspect(|value| self.value.store(*value, Ordering::Relaxed)).is_some()
         }
+    }
+
+    /// Was never read, and can be read from now on.
+    #[derive(Default)]
+    struct Late(AtomicU32);
+
+    impl FromFiles for Late {
+        fn files(&self) -> Vec<PathBuf> {
+            Vec::new()
+        }
+
+        fn reload(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+
+        fn is_unread(&self) -> bool {
+            self.0.load(Ordering::Relaxed) == 0
+        }
+    }
+
+    #[test]
+    fn what_was_never_read_is_a_failure_and_read_without_a_change() {
+        let late = Arc::new(Late::default());
+        let mut watched = Watched::new(late.clone());
+        assert!(watched.has_failed);
+        (0..3 * LOOKS_AFTER_FAILURE).for_each(|_| watched.look(false));
+        assert_eq!((late.0.load(Ordering::Relaxed), watched.has_failed), (1, false));
     }
 
     #[test]

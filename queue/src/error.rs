@@ -58,6 +58,12 @@ pub enum QueueError {
          and run spillway restore-from-archive again"
     )]
     NotPlanned,
+    /// The audit holds as many records of one day as it may. No change is made without one.
+    #[error(
+        "the audit holds more changes of the last day than it may, and nothing is changed without a record: see with \
+         spillway audit who makes so many, stop that, and try again tomorrow"
+    )]
+    AuditFull,
     /// A reply has an unknown form.
     #[error("redis answered in an unexpected way: {0}")]
     Unexpected(String),

@@ -85,6 +85,27 @@ impl Keys {
         format!("{}forgotten", self.prefix)
     }
 
+    /// Stream of the audit: field `r` holds a record as JSON, as described in [`crate::audit`].
+    pub fn audit(&self) -> String {
+        format!("{}audit", self.prefix)
+    }
+
+    /// Stream of notes about webhooks that may be missing: field `g` holds one as JSON, as described in
+    /// [`crate::gaps`].
+    pub fn gaps(&self) -> String {
+        format!("{}gaps", self.prefix)
+    }
+
+    /// Run id of the Redis that was used last.
+    pub fn gaps_run(&self) -> String {
+        format!("{}gaps:run", self.prefix)
+    }
+
+    /// Hash: `<shop> <topic>` → rhythm, as described in [`crate::rhythm`].
+    pub fn rhythm(&self) -> String {
+        format!("{}rhythm", self.prefix)
+    }
+
     /// Token of the purge that is at work. It expires.
     pub fn purge(&self) -> String {
         format!("{}purge", self.prefix)

@@ -10,7 +10,8 @@
 //! controls), [`history`] (outcomes of webhooks), [`replay`] (replays of archived webhooks), [`restore`]
 //! (restores what a receiver spilled to its disk), [`checkpoint`] and [`rebuild`] (state of the consumers for an
 //! archive, and a queue that is restored from one), [`shares`] (shops that take much of what waits),
-//! [`redactions`] (who is to be forgotten), [`purge_lease`] (one purge at a time), [`status`] and [`health`] (reports for operators), [`rewrite`]
+//! [`redactions`] (who is to be forgotten), [`purge_lease`] (one purge at a time), [`audit`] (who changed what),
+//! [`gaps`] (webhooks that may be missing) and [`rhythm`] (how often shops and topics come), [`status`] and [`health`] (reports for operators), [`rewrite`]
 //! (rewrites of the AOF).
 //!
 //! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
@@ -21,6 +22,7 @@
 pub mod access;
 mod aof_disk;
 pub mod append;
+pub mod audit;
 pub mod checkpoint;
 pub mod cluster;
 pub mod connect;
@@ -28,6 +30,7 @@ pub mod consumers;
 pub mod controls;
 pub mod dead;
 pub mod error;
+pub mod gaps;
 pub mod health;
 pub mod history;
 pub mod keys;
@@ -42,6 +45,7 @@ pub mod redactions;
 pub mod replay;
 pub mod restore;
 pub mod rewrite;
+pub mod rhythm;
 pub mod sentinel;
 pub mod settle;
 pub mod shares;

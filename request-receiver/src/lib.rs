@@ -14,6 +14,7 @@ pub mod batcher;
 pub mod body;
 pub mod connection;
 pub mod descriptors;
+pub mod gaps;
 pub mod head;
 pub mod ignored;
 pub mod inspect;
@@ -58,6 +59,7 @@ use crate::accept::Acceptor;
 use crate::admit::{Admission, InFlightMetric};
 use crate::apps::Apps;
 use crate::descriptors::connection_limits;
+use crate::gaps::writer;
 use crate::ignored::Ignored;
 use crate::metrics::ReceiverMetrics;
 use crate::reply::OUTCOMES;
@@ -80,6 +82,8 @@ const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 /// Time that the restorer has to stop. Redis knows the outcome of any call that is cut off.
 const RESTORER_STOPS_WITHIN: Duration = Duration::from_millis(500);
+/// Time to bring the last notes about gaps to Redis.
+const NOTED_WITHIN: Duration = Duration::from_millis(500);
 
 /// Runs a receiver until `stop`.
 ///
@@ -109,14 +113,13 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
     let log = store.log().map(|log| (store.gate().clone(), log.clone()));
     register(&metrics.registry, &LogMetrics::new(log));
     let shares = Arc::new(ShopShares::new(settings.shop_limit.priority_topics.clone()));
-    let judge =
-        Judge::new(settings.shop_limit.clone(), shares.clone(), metrics.queue.shops_over.clone());
-    let watch = RedisWatch::new(&settings, store.clone(), readiness.clone(), &metrics, judge);
+    let watch = redis_watch(&settings, &store, &readiness, &metrics, &shares);
     if settings.common.exit_if_unavailable {
         let looked = watch.look_once().await;
         looked.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
     background.spawn("health check of redis", watch.run(after_all.clone()));
+    let noting = start_notes(&settings, &store, &background, &after_all);
     log_start(&listeners);
     let shutdown = Shutdown::default();
     let shards = start_shards(ShardContext {
@@ -143,8 +146,33 @@ pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow:
         timeout_at(stop_by + RESTORER_STOPS_WITHIN, restoring).await.ok();
     }
     after_all.cancel();
+    timeout(NOTED_WITHIN, noting).await.ok();
     traces.finish().await;
     Ok(accepted?)
+}
+
+fn redis_watch(
+    settings: &ReceiverSettings,
+    store: &Store,
+    readiness: &Readiness,
+    metrics: &ReceiverMetrics,
+    shares: &Arc<ShopShares>,
+) -> RedisWatch {
+    let gauge = metrics.queue.shops_over.clone();
+    let judge = Judge::new(settings.shop_limit.clone(), shares.clone(), gauge);
+    RedisWatch::new(settings, store.clone(), readiness.clone(), metrics, judge)
+}
+
+/// Starts the task that brings notes about gaps to Redis.
+fn start_notes(
+    settings: &ReceiverSettings,
+    store: &Store,
+    background: &Background,
+    stop: &CancellationToken,
+) -> JoinHandle<()> {
+    let redis = settings.common.redis.clone();
+    let writing = writer::run(store.gaps().clone(), redis, settings.silent_after, stop.clone());
+    background.spawn("notes about gaps", writing)
 }
 
 /// Returns the client secrets. Starts what keeps those of a source fresh.

@@ -97,6 +97,7 @@ impl RequestHandler {
             // Others may read this request in another way, also its end: the connection ends with it.
             Err(Refusal::Malformed) => return Err(Refusal::Malformed),
             Err(refusal) => {
+                self.store.gaps().refused(request.headers(), refusal, wall_clock_ms());
                 if body::discard(request).await {
                     arrival.connection.note_body_read();
                 }
@@ -122,8 +123,7 @@ impl RequestHandler {
     where
         B: Body<Data = Bytes> + Unpin,
     {
-        let BodyLimits { bytes_max, timeout } = self.body;
-        let body = body::read(request.body_mut(), bytes_max, timeout, &mut permit).await?;
+        let body = self.read_body(request, &mut permit).await?;
         arrival.connection.note_body_read();
         let now_ms = wall_clock_ms();
         let waited = arrival.first_byte.elapsed();
@@ -131,22 +131,18 @@ impl RequestHandler {
         if app.is_some() || head.names_app {
             name_app(request.headers_mut(), app);
         }
-        let mut webhook = Webhook {
-            received_at_ms: now_ms.saturating_sub(waited_ms),
-            target: take(request.uri_mut())
-                .into_parts()
-                .path_and_query
-                .ok_or(Refusal::Malformed)?,
-            headers: take(request.headers_mut()),
-            body,
-        };
+        let mut webhook = webhook_of(request, body, now_ms.saturating_sub(waited_ms))?;
+        let gaps = self.store.gaps();
         let tracer = self.metrics.tracer.as_ref();
         let mut trace = tracer.and_then(|tracer| RequestTrace::begin(tracer, &mut webhook, waited));
         let deadline = arrival.first_byte + self.ack_timeout;
         let verified = match app {
-            None => self.secrets.verify(&webhook, deadline).await?,
-            Some(app) => app.verify(&webhook).await?,
+            None => self.secrets.verify(&webhook, deadline).await,
+            Some(app) => app.verify(&webhook).await,
         };
+        let verified =
+            verified.inspect_err(|refusal| gaps.refused(&webhook.headers, *refusal, now_ms))?;
+        let pair = gaps.arrived(&webhook.headers, now_ms);
         if let Some(trace) = &mut trace {
             trace.describe(&webhook);
         }
@@ -165,10 +161,29 @@ impl RequestHandler {
             Ok(None) => Ok(Taken::Ignored),
             Err(refusal) => Err(refusal),
         };
+        if let Err(refusal) = &taken {
+            gaps.refused_verified(pair, *refusal, now_ms);
+        }
         if let Some(trace) = trace {
             trace.end(outcome_of(&taken), taken.as_ref().err().map(|refusal| refusal.outcome()));
         }
         taken
+    }
+
+    async fn read_body<B>(
+        &self,
+        request: &mut Request<B>,
+        permit: &mut Permit,
+    ) -> Result<Bytes, Refusal>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let BodyLimits { bytes_max, timeout } = self.body;
+        let body = body::read(request.body_mut(), bytes_max, timeout, permit).await;
+        if let Err(refusal) = &body {
+            self.store.gaps().refused(request.headers(), *refusal, wall_clock_ms());
+        }
+        body
     }
 
     /// Puts a verified webhook into a batch, if the rules allow it. `None` if it is ignored.
@@ -263,6 +278,17 @@ where
             response
         }
     }
+}
+
+/// Webhook of a request whose body is read.
+fn webhook_of<B>(
+    request: &mut Request<B>,
+    body: Bytes,
+    received_at_ms: u64,
+) -> Result<Webhook, Refusal> {
+    let target = take(request.uri_mut()).into_parts().path_and_query;
+    let target = target.ok_or(Refusal::Malformed)?;
+    Ok(Webhook { received_at_ms, target, headers: take(request.headers_mut()), body })
 }
 
 /// Label of an outcome.

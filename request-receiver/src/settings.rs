@@ -171,6 +171,11 @@ pub struct ReceiverArgs {
     #[arg(long, env = "IGNORE_SHOPS_FILE")]
     ignore_shops_file: Option<PathBuf>,
 
+    /// Least silence of a shop and topic that `spillway gaps` lists, where it is also more than twice the longest one of
+    /// this week and the last [100ms to 30d]
+    #[arg(long, env = "SILENT_AFTER", default_value = "1h")]
+    silent_after: String,
+
     /// Time to finish what is under way after SIGTERM [1s to 5m]
     #[arg(long, env = "SHUTDOWN_TIMEOUT", default_value = "10s")]
     shutdown_timeout: String,
@@ -215,6 +220,8 @@ pub struct ReceiverSettings {
     pub shop_limit: ShopLimit,
     /// Webhooks that are not stored.
     pub ignore: IgnoreSettings,
+    /// Least silence of a shop and topic that counts.
+    pub silent_after: Duration,
     /// Time to finish what is under way.
     pub shutdown_timeout: Duration,
 }
@@ -279,6 +286,7 @@ impl spillway_process::ServerArgs for ReceiverArgs {
             spill: self.spill(checker),
             shop_limit: self.shop_limit(checker),
             ignore: self.ignore(checker),
+            silent_after: checker.duration("SILENT_AFTER", &self.silent_after, ms(100)..=30 * DAY),
             shutdown_timeout: checker.duration(
                 "SHUTDOWN_TIMEOUT",
                 &self.shutdown_timeout,

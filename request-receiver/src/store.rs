@@ -35,6 +35,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::batch::{Batch, Batches};
+use crate::gaps::GapLog;
 use crate::metrics::ReceiverMetrics;
 use crate::reply::Refusal;
 use crate::settings::ReceiverSettings;
@@ -58,12 +59,13 @@ const _: () = assert!(
     "a held batch is not one that hangs"
 );
 
-/// Gate, health and overflow log, as requests see them. `ShardStore` stores.
+/// Gate, health, overflow log and gaps, as requests see them. `ShardStore` stores.
 #[derive(Clone)]
 pub struct Store {
     gate: Arc<Gate>,
     looks: Arc<RedisLooks>,
     log: Option<Arc<dyn OverflowLog>>,
+    gaps: Arc<GapLog>,
     /// Set while the shard's batch takes longer than its senders wait.
     is_stalled: Arc<AtomicBool>,
 }
@@ -98,7 +100,7 @@ struct StoreContext {
 impl Store {
     /// A store with or without a log.
     pub fn new(gate: Arc<Gate>, looks: Arc<RedisLooks>, log: Option<Arc<dyn OverflowLog>>) -> Self {
-        Self { gate, looks, log, is_stalled: Arc::default() }
+        Self { gate, looks, log, gaps: Arc::default(), is_stalled: Arc::default() }
     }
 
     /// A store without a log.
@@ -153,6 +155,11 @@ impl Store {
     /// The overflow log, if there is one.
     pub fn log(&self) -> Option<&Arc<dyn OverflowLog>> {
         self.log.as_ref()
+    }
+
+    /// Collector of what may be missing.
+    pub fn gaps(&self) -> &Arc<GapLog> {
+        &self.gaps
     }
 
     /// Waits until Redis and the log have been looked at.
@@ -304,7 +311,8 @@ impl StoreContext {
             self.store.looks.append_failed(end.health(), error);
         }
         match end {
-            AppendEnd::Stored => {
+            AppendEnd::Stored(entry) => {
+                self.store.gaps.stored(entry.ms);
                 self.metrics.packed(count);
                 pass.ended(true);
                 self.batches.complete(batch, Ok(()));

@@ -8,8 +8,8 @@ use spillway_process::start::{env_files, parse_flags, read_env_files};
 use spillway_process::{exit, generate};
 
 use crate::{
-    archive, config, consumers, dead, dev, doctor, explain, forget, health, pause, queue, replay,
-    restore, send, status, top,
+    archive, audit, config, console, consumers, dead, dev, doctor, explain, forget, gaps, health,
+    pause, queue, replay, restore, send, status, top,
 };
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
@@ -57,8 +57,15 @@ pub(crate) enum Command {
     RestoreFromArchive(restore::Arguments),
     /// Purge the data of a customer or a shop from all that the cell holds, and from its archive
     Forget(forget::Arguments),
+    /// List shops and topics of which webhooks may be missing: refused, lost by Redis, or silent
+    /// against their usual rhythm
+    Gaps(gaps::Arguments),
+    /// List who changed what, when and how many
+    Audit(audit::Arguments),
     /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
     Consumers(consumers::Arguments),
+    /// Serve a page that shows the cell, and an API beside it
+    Console(console::Arguments),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong
     Doctor(doctor::Arguments),
     /// Ask the processes of this machine or container whether they work; for a container's HEALTHCHECK
@@ -153,7 +160,9 @@ mod tests {
             let Some(variable) = argument.get_env() else { continue };
             let expected = variable.to_string_lossy().to_lowercase().replace('_', "-");
             let flag = argument.get_long().unwrap_or_default();
-            if flag != expected && !SHORTER.contains(&flag) {
+            // `spillway console --listen` is CONSOLE_LISTEN.
+            let own = expected.strip_prefix(&format!("{}-", command.get_name()));
+            if flag != expected && own != Some(flag) && !SHORTER.contains(&flag) {
                 found.push(format!("{}: --{flag}: {expected}", command.get_name()));
             }
         }

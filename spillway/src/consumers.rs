@@ -7,6 +7,7 @@ use serde_json::json;
 use spillway_queue::consumers::{ConsumerName, StartAt, forget, register};
 use spillway_queue::status::read;
 
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::consent::{Confirmation, dry_run};
 use crate::failure::Failure;
 use crate::format::OutputArgs;
@@ -90,7 +91,18 @@ async fn add(
         CursorStart::Oldest => StartAt::Oldest,
         CursorStart::Now => StartAt::Now,
     };
-    let registered = register(&redis, &mut connection, Some(name), start_at).await?;
+    let audit = connection.clone();
+    let change = ChangeOrder {
+        verb: "consumers add",
+        consumer: name.to_owned(),
+        filter: "everything".to_owned(),
+    };
+    let registered = audited(&redis, &audit, &Actor::of_command(), change, async {
+        let registered = register(&redis, &mut connection, Some(name), start_at).await?;
+        let number = u64::from(registered.is_new);
+        Ok((registered, number))
+    })
+    .await?;
     if output.is_json() {
         return Ok(line(json!({ "consumer": name, "is_new": registered.is_new }))?);
     }
@@ -138,7 +150,18 @@ async fn forget_one(
             crate::out::age(seconds)
         );
     }
-    forget(&redis, &mut connection, name).await?;
+    let audit = connection.clone();
+    let change = ChangeOrder {
+        verb: "consumers forget",
+        consumer: name.to_owned(),
+        filter: "everything".to_owned(),
+    };
+    let loses_number = consumer.waiting + consumer.dead.letters;
+    audited(&redis, &audit, &Actor::of_command(), change, async {
+        forget(&redis, &mut connection, name).await?;
+        Ok(((), loses_number))
+    })
+    .await?;
     if output.is_json() {
         return Ok(line(object)?);
     }

@@ -1,9 +1,9 @@
 //! `spillway dead`: webhooks that were given up, listed, shown, replayed or dropped.
 
-mod filter;
-mod list;
-mod show;
-mod take;
+pub(crate) mod filter;
+pub(crate) mod list;
+pub(crate) mod show;
+pub(crate) mod take;
 mod walk;
 
 use std::fmt::Display;

@@ -1,12 +1,13 @@
 //! `spillway dev`: a whole cell on this machine, to try Spillway out. `make run` starts it.
 //!
-//! Starts a private Redis, the receiver, the downstreamer and, if no backend is set, a demo
-//! backend. Then it sends one signed sample through all of them. All files are in `./run`. Before
-//! it exits, it stops the processes that it started, in order: receiver, downstreamer, Redis. Only
+//! Starts a private Redis, the receiver, the downstreamer, the console and, if no backend is set, a
+//! demo backend. Then it sends one signed sample through all of them. All files are in `./run`. Before
+//! it exits, it stops the processes that it started, in order: receiver, downstreamer, console, Redis. Only
 //! after a SIGKILL do they keep running; the next start detects them.
 
 mod backend;
 mod children;
+mod demo;
 mod plan;
 mod ready;
 mod sample;
@@ -21,12 +22,13 @@ use crate::failure::Failure;
 use crate::out::line;
 use backend::DemoBackend;
 use children::Children;
+use demo::DemoSender;
 use plan::DevPlan;
 use sample::SampleOutcome;
 use signals::Signals;
 use state::CellDirectory;
 
-pub(crate) use plan::Arguments;
+pub(crate) use plan::{Arguments, CONTROL_URL};
 
 /// Time limit of `--oneshot` for the delivery of the sample, measured from the start.
 const ONESHOT_LIMIT: Duration = Duration::from_secs(60);
@@ -38,7 +40,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let plan = DevPlan::check(arguments, &state)?;
     Children::check(&[&plan.receiver()?, &plan.downstreamer()?]).await?;
     let demo = match &plan.demo_listen {
-        Some(address) => Some(DemoBackend::start(*address, plan.secrets()?).await?),
+        Some(address) => {
+            let sender = DemoSender::new(&plan.receiver_url(), plan.secrets()?);
+            Some(DemoBackend::start(*address, plan.secrets()?, sender).await?)
+        }
         None => None,
     };
     let mut children = Children::new(&state);
@@ -76,6 +81,9 @@ async fn supervise(
     }
     children.start(&plan.receiver()?)?;
     children.start(&plan.downstreamer()?)?;
+    if let Some(listen) = plan.console_listen {
+        children.start(&plan.console(listen, demo.map(DemoBackend::control_url))?)?;
+    }
     tokio::select! {
         shown = show(plan, state, demo) => shown?,
         failure = children.any_ends() => return Err(failure),
@@ -99,6 +107,9 @@ async fn show(
 ) -> Result<(), Failure> {
     ready::process("receiver", plan.receiver_admin).await?;
     ready::process("downstreamer", plan.downstreamer_admin).await?;
+    if let Some(address) = plan.console_listen {
+        ready::listens("console", address).await;
+    }
     tell::what_runs(plan)?;
     let webhook = sample::webhook(plan)?;
     let result = sample::deliver(plan, &webhook, demo).await?;

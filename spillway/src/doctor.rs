@@ -6,11 +6,11 @@
 mod archive;
 mod backend;
 mod compliance;
-mod endpoints;
-mod finding;
+pub(crate) mod endpoints;
+pub(crate) mod finding;
 mod queue;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::format::OutputArgs;
 use crate::out::{count, line};
 use crate::place::CellArgs;
 use crate::secret::SecretArguments;
-use finding::Severity;
+use finding::{Finding, Severity};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -56,22 +56,49 @@ pub(crate) struct Arguments {
     output: OutputArgs,
 }
 
-/// Runs all checks. The exit code is 1 if there is a problem; warnings do not count.
-pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let spill_dir = arguments.spill_dir.as_deref();
-    let mut queue = queue::examine(&arguments.place, spill_dir).await?;
+/// Parts of a cell that are checked without a secret.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExaminedCell<'a> {
+    /// The cell.
+    pub place: &'a CellArgs,
+    /// Admin addresses of the processes.
+    pub endpoints: &'a endpoints::EndpointArguments,
+    /// Directory of the receiver's overflow log.
+    pub spill_dir: Option<&'a Path>,
+    /// The archive.
+    pub archive: &'a ArchiveArgs,
+    /// Time within which a redaction is carried out.
+    pub redact_within: Duration,
+}
+
+/// Runs all checks, except those of the backend.
+pub(crate) async fn examine(cell: ExaminedCell<'_>) -> Result<Vec<Finding>, Failure> {
+    let mut queue = queue::examine(cell.place, cell.spill_dir).await?;
     let mut findings = std::mem::take(&mut queue.findings);
-    findings.extend(archive::examine(&arguments.archive, &queue).await);
-    findings.extend(archive::redactions(queue.oldest_redaction_seconds, arguments.redact_within));
+    findings.extend(archive::examine(cell.archive, &queue).await);
+    findings.extend(archive::redactions(queue.oldest_redaction_seconds, cell.redact_within));
     // The default address is that of the default name. Others are told with --kafka-producer.
     let has_kafka = queue.consumers.iter().any(|known| known.name == KAFKA);
-    findings.extend(endpoints::examine(&arguments.endpoints, has_kafka).await);
+    findings.extend(endpoints::examine(cell.endpoints, has_kafka).await);
+    Ok(findings)
+}
+
+/// Runs all checks. The exit code is 1 if there is a problem; warnings do not count.
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let cell = ExaminedCell {
+        place: &arguments.place,
+        endpoints: &arguments.endpoints,
+        spill_dir: arguments.spill_dir.as_deref(),
+        archive: &arguments.archive,
+        redact_within: arguments.redact_within,
+    };
+    let mut findings = examine(cell).await?;
     findings.extend(backend::examine(&arguments.backend, &arguments.secret).await?);
     let of = |level: Severity| findings.iter().filter(|finding| finding.level == level).count();
     let problems = of(Severity::Problem);
     let warnings = of(Severity::Warning);
     if arguments.output.is_json() {
-        let all: Vec<_> = findings.iter().map(finding::Finding::json).collect();
+        let all: Vec<_> = findings.iter().map(Finding::json).collect();
         line(json!({ "problems": problems, "warnings": warnings, "findings": all }))?;
     } else {
         findings.iter().try_for_each(line)?;

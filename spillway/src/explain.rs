@@ -42,39 +42,36 @@ pub(crate) struct Arguments {
 }
 
 /// One fact about the webhook.
-struct Fact {
-    spillway_id: String,
+pub(crate) struct Fact {
+    /// Id of the webhook.
+    pub spillway_id: String,
     /// One of a fixed set of codes, for scripts.
-    state: &'static str,
-    at_ms: u64,
+    pub state: &'static str,
+    /// Time of the fact.
+    pub at_ms: u64,
     /// The fact as a sentence.
-    text: String,
+    pub text: String,
     more: Value,
 }
 
 /// Facts that one consumer has about the webhook.
-struct ConsumerFacts {
-    consumer: String,
+pub(crate) struct ConsumerFacts {
+    /// Name of the consumer.
+    pub consumer: String,
     /// False before the first consumer of the cell is registered.
     is_registered: bool,
     keeps_history: bool,
-    facts: Vec<Fact>,
+    /// Facts, in the order of time.
+    pub facts: Vec<Fact>,
     /// Sentence that says what the consumer cannot know.
-    gap: String,
+    pub gap: String,
 }
 
 /// Prints the known facts. The exit code is 0 if there is one, else 1.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place, webhook_id, output } = arguments;
-    let (redis, mut connection) = place.connect().await?;
-    let mut status = status::read(&redis, &mut connection).await?;
-    if status.consumers.is_empty() {
-        // Everything waits for the downstreamer until it is started.
-        let name = HTTP.to_owned();
-        status.consumers.push(ConsumerStatus { name, ..ConsumerStatus::default() });
-    }
     let mut all = Vec::new();
-    for consumer in &status.consumers {
+    for consumer in &consumers(&place).await? {
         all.push(of_consumer(&place, consumer, &webhook_id).await?);
     }
     let is_known = all.iter().any(|known| !known.facts.is_empty());
@@ -86,7 +83,20 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(if is_known { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn of_consumer(
+/// Consumers that may know a webhook.
+pub(crate) async fn consumers(place: &CellArgs) -> Result<Vec<ConsumerStatus>, Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    let mut consumers = status::read(&redis, &mut connection).await?.consumers;
+    if consumers.is_empty() {
+        // Everything waits for the downstreamer until it is started.
+        let name = HTTP.to_owned();
+        consumers.push(ConsumerStatus { name, ..ConsumerStatus::default() });
+    }
+    Ok(consumers)
+}
+
+/// Facts that one consumer has about a webhook.
+pub(crate) async fn of_consumer(
     place: &CellArgs,
     consumer: &ConsumerStatus,
     wanted: &str,

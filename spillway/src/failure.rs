@@ -69,6 +69,7 @@ fn of_queue(error: &QueueError) -> u8 {
         | QueueError::Restoring
         | QueueError::NotEmpty
         | QueueError::NotPlanned
+        | QueueError::AuditFull
         | QueueError::Unexpected(_) => exit::FAILED,
     }
 }
@@ -97,6 +98,7 @@ fn with_hint(error: &QueueError) -> String {
         | QueueError::Restoring
         | QueueError::NotEmpty
         | QueueError::NotPlanned
+        | QueueError::AuditFull
         | QueueError::Unexpected(_) => "",
     };
     format!("{error}{}{hint}", cause.unwrap_or_default())

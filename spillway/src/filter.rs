@@ -12,6 +12,9 @@ use crate::failure::Failure;
 /// Names of the filter flags, for messages.
 pub(crate) const FILTERS: &str = "--shop, --topic, --resource, --app, --webhook-id";
 
+/// Bytes of one value. Shopify's are shorter; a pause stores them in Redis, and the audit keeps them.
+const VALUE_BYTES: usize = 256;
+
 /// Filter flags. A webhook must match all of those given. An empty value, such as that of an unset
 /// variable of a shell, is refused: it would match every webhook without an app. So is a value that
 /// no webhook can match.
@@ -39,6 +42,25 @@ pub(crate) struct FilterArguments {
 }
 
 impl FilterArguments {
+    /// Checks values that come from elsewhere than the command line. An empty one counts as absent, as that
+    /// of an empty field of a form.
+    pub(crate) fn checked(self) -> Result<Filter, Failure> {
+        let given = |text: Option<String>| {
+            text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
+        let checked = |text: Option<String>, check: fn(&str) -> Result<String, &'static str>| {
+            let checked = given(text).map(|text| bounded(&text).and_then(|_| check(&text)));
+            checked.transpose().map_err(|problem| Failure::Usage(problem.to_owned()))
+        };
+        Ok(Filter {
+            shop: checked(self.shop, shop)?,
+            topic: checked(self.topic, topic)?,
+            app: checked(self.app, bounded)?,
+            resource: checked(self.resource, resource)?,
+            webhook_id: checked(self.webhook_id, bounded)?,
+        })
+    }
+
     /// Converts the flags to a filter.
     pub(crate) fn filter(self) -> Filter {
         let Self { shop, topic, app, resource, webhook_id } = self;
@@ -67,6 +89,14 @@ impl OneWebhook {
             (None, None) => Err(Failure::Usage("give a Spillway-Id or --webhook-id".to_owned())),
         }
     }
+}
+
+/// A value that no webhook has, because it is too long or not a line of text, is refused.
+fn bounded(text: &str) -> Result<String, &'static str> {
+    let is_line = text.len() <= VALUE_BYTES && !text.chars().any(char::is_control);
+    is_line
+        .then(|| text.to_owned())
+        .ok_or("a value of a filter has at most 256 bytes, and no control characters")
 }
 
 pub(crate) fn shop(text: &str) -> Result<String, &'static str> {
@@ -129,6 +159,33 @@ mod tests {
 
     fn is_taken(flag: &str, value: &str) -> bool {
         Command::try_parse_from(["spillway", flag, value]).is_ok()
+    }
+
+    #[test]
+    fn values_of_a_form_are_checked_and_empty_ones_are_absent() {
+        let some = |text: &str| Some(text.to_owned());
+        let form = FilterArguments {
+            shop: some(" a.example "),
+            topic: some(""),
+            app: some(" "),
+            ..FilterArguments::default()
+        };
+        let expected = Filter { shop: some("a.example"), ..Filter::default() };
+        assert_eq!(form.checked().expect("good values"), expected);
+        let bad = FilterArguments { shop: some("notashop"), ..FilterArguments::default() };
+        assert!(bad.checked().is_err_and(|told| told.to_string().contains("domain")));
+        for bad in ["x".repeat(VALUE_BYTES + 1), "a\nb".to_owned(), "a\u{1b}[2J".to_owned()] {
+            let app = FilterArguments { app: Some(bad.clone()), ..FilterArguments::default() };
+            let topic = FilterArguments {
+                topic: Some(format!("orders/{bad}")),
+                ..FilterArguments::default()
+            };
+            for bad in [app, topic] {
+                assert!(bad.checked().is_err_and(|told| told.to_string().contains("256 bytes")));
+            }
+        }
+        let long = FilterArguments { app: Some("x".repeat(VALUE_BYTES)), ..Default::default() };
+        assert!(long.checked().is_ok());
     }
 
     #[test]

@@ -37,6 +37,7 @@ use spillway_webhook::redaction::{Person, is_email, is_phone};
 use self::hand::HandOrder;
 use self::order::{PurgeOrder, PurgeOrders};
 use self::purge::{PurgePlace, PurgeReach};
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::consent::Confirmation;
 use crate::failure::Failure;
 use crate::filter;
@@ -240,15 +241,35 @@ async fn by_hand(
     output: OutputArgs,
 ) -> Result<ExitCode, Failure> {
     order.redaction().map_err(Failure::Usage)?;
-    let note = match is_confirmed {
-        true => {
-            let (number, text) = (order.number(), order.to_json());
-            Some(note_by_hand(&purge.redis, &mut purge.connection, number, &text).await?)
-        }
-        false => None,
-    };
+    if !is_confirmed {
+        return carry_out(purge, order, None, output).await;
+    }
+    // The audit names no person: it is kept for longer than the person is.
+    let meant = if order.person.is_some() { "a customer" } else { "everything" };
+    let filter = format!("{meant} of shop {}", order.shop);
+    let change = ChangeOrder { verb: "forget", consumer: String::new(), filter };
+    let redis = purge.redis.clone();
+    let audit = purge.connection.clone();
+    audited(&redis, &audit, &Actor::of_command(), change, async {
+        let number = order.number();
+        let text = order.to_json();
+        let note = note_by_hand(&purge.redis, &mut purge.connection, number, &text).await?;
+        let ended = carry_out(purge, order, Some(note), output).await?;
+        Ok((ended, 1))
+    })
+    .await
+}
+
+/// Carries out an order, or reports what would be purged if it is not noted.
+async fn carry_out(
+    purge: &mut PurgePlace,
+    order: &HandOrder,
+    note: Option<String>,
+    output: OutputArgs,
+) -> Result<ExitCode, Failure> {
+    let is_dry_run = note.is_none();
     let order = PurgeOrder::by_hand(order, note).map_err(Failure::Usage)?;
-    match purge.run(&PurgeOrders::new(vec![order]), !is_confirmed).await? {
+    match purge.run(&PurgeOrders::new(vec![order]), is_dry_run).await? {
         Some(ended) => ended.print_by_hand(output),
         None => Err(Failure::Failed(
             "another purge is at work: this order is noted, and `spillway forget --due` carries it out"

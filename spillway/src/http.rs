@@ -83,10 +83,19 @@ impl HttpClient {
 
     /// Sends one request and reads the answer. The error is a sentence.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Result<HttpAnswer, String> {
+        self.send_up_to(request, ANSWER_BYTES_MAX).await
+    }
+
+    /// Sends one request and reads an answer of up to `bytes_max`. The error is a sentence.
+    pub(crate) async fn send_up_to(
+        &self,
+        request: Request<Full<Bytes>>,
+        bytes_max: usize,
+    ) -> Result<HttpAnswer, String> {
         let exchange = async {
             let response = self.0.request(request).await.map_err(|error| chain(&error))?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            let body = Limited::new(response.into_body(), bytes_max).collect().await;
             Ok(HttpAnswer { status, body: body.map(|body| body.to_bytes()).unwrap_or_default() })
         };
         let timed = tokio::time::timeout(TIMEOUT, exchange).await;

@@ -2,9 +2,12 @@
 //! [`failure`] defines messages and exit codes.
 
 mod archive;
+mod audit;
+mod audited;
 mod cli;
 mod config;
 mod consent;
+mod console;
 mod consumers;
 mod dead;
 mod dev;
@@ -14,6 +17,7 @@ mod failure;
 mod filter;
 mod forget;
 mod format;
+mod gaps;
 mod health;
 mod http;
 mod out;
@@ -54,8 +58,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all();
+    if matches!(command, Command::Console(_)) {
+        runtime.max_blocking_threads(console::BLOCKING_MAX);
+    }
+    let runtime = runtime
         .build()
         .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
     let ended = runtime.block_on(async {
@@ -72,7 +80,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Dead(arguments) => dead::run(arguments).await,
             Command::RestoreFromArchive(arguments) => restore::run(arguments).await,
             Command::Forget(arguments) => forget::run(arguments).await,
+            Command::Gaps(arguments) => gaps::run(arguments).await,
+            Command::Audit(arguments) => audit::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
+            Command::Console(arguments) => console::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,
             Command::Config(arguments) => config::run(arguments).await,

@@ -10,10 +10,14 @@ use spillway_queue::consumers::ConsumerKind;
 use spillway_queue::controls::{self, Filter, Pause};
 use spillway_queue::status::{self, ConsumerStatus};
 
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::failure::Failure;
 use crate::filter::{FILTERS, FilterArguments};
 use crate::out::{count, line, now_ms};
-use crate::place::{ConsumerArgs, unknown};
+use crate::place::{CellArgs, ConsumerArgs, unknown};
+
+/// Pauses of one consumer. Its leader looks at each of them for every webhook.
+const PAUSES_MAX: usize = 1_000;
 
 #[derive(Debug, Args)]
 pub(crate) struct PauseArguments {
@@ -41,7 +45,15 @@ pub(crate) struct ResumeArguments {
     all: bool,
 }
 
-/// Pauses the webhooks that match the filter; with `--all` alone, the whole consumer.
+/// A pause that was ordered.
+pub(crate) struct OrderedPause {
+    /// False if exactly this was paused before.
+    pub is_new: bool,
+    /// True if a leader carries it out now; else the next one will.
+    pub has_leader: bool,
+}
+
+/// Runs `spillway pause`: with `--all` alone, the whole consumer.
 pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure> {
     let PauseArguments { place, filter, all } = arguments;
     let consumer = place.resolve_change().await?;
@@ -51,27 +63,13 @@ pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure
             "give a filter ({FILTERS}), or --all to pause everything for {consumer}"
         )));
     }
-    let (redis, mut connection) = place.cell.connect().await?;
-    let status = status::read(&redis, &mut connection).await?;
-    let known = status.consumers.iter().find(|known| known.name == consumer);
-    let by_name = || ConsumerKind::of_default_name(&consumer).is_none_or(ConsumerKind::has_lanes);
-    if !known.map_or_else(by_name, ConsumerStatus::has_lanes) && !filter.is_empty() {
-        return Err(Failure::Usage(format!(
-            "the consumer {consumer} keeps the order of all webhooks: pause it as a whole (--all)"
-        )));
-    }
-    let known = known.ok_or_else(|| unknown(&consumer, &status))?;
-    if known.kind().is_none() && !filter.is_empty() {
-        return Err(Failure::Usage(unknown_kind(&consumer)));
-    }
-    let now = now_ms();
-    let (is_new, _) = controls::pause(&redis, &mut connection, &consumer, &filter, now).await?;
-    let leader = match known.leader {
-        Some(_) => "within a second; deliveries under way are completed",
-        None => "as soon as it runs (it has no leader now)",
+    let ordered = order_pause(&place.cell, &Actor::of_command(), &consumer, &filter).await?;
+    let leader = match ordered.has_leader {
+        true => "within a second; deliveries under way are completed",
+        false => "as soon as it runs (it has no leader now)",
     };
     let same = if filter.is_empty() { "without a filter" } else { "with the same filter" };
-    line(match is_new {
+    line(match ordered.is_new {
         true => format!(
             "{consumer} pauses {filter} {leader}. To end the pause: `spillway resume --consumer \
              {consumer}` {same}"
@@ -81,25 +79,90 @@ pub(crate) async fn pause(arguments: PauseArguments) -> Result<ExitCode, Failure
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the pause with exactly this filter; without a filter, that of the whole consumer.
+/// Pauses the webhooks of `consumer` that match the filter; with an empty one, the whole consumer.
+pub(crate) async fn order_pause(
+    cell: &CellArgs,
+    actor: &Actor,
+    consumer: &str,
+    filter: &Filter,
+) -> Result<OrderedPause, Failure> {
+    let (redis, mut connection) = cell.connect().await?;
+    let status = status::read(&redis, &mut connection).await?;
+    let known = status.consumers.iter().find(|known| known.name == consumer);
+    let by_name = || ConsumerKind::of_default_name(consumer).is_none_or(ConsumerKind::has_lanes);
+    if !known.map_or_else(by_name, ConsumerStatus::has_lanes) && !filter.is_empty() {
+        return Err(Failure::Usage(format!(
+            "the consumer {consumer} keeps the order of all webhooks: pause it as a whole (--all)"
+        )));
+    }
+    let known = known.ok_or_else(|| unknown(consumer, &status))?;
+    if known.kind().is_none() && !filter.is_empty() {
+        return Err(Failure::Usage(unknown_kind(consumer)));
+    }
+    let has_leader = known.leader.is_some();
+    // What changes nothing is not recorded: repeating it must not fill the audit.
+    if known.pauses.iter().any(|pause| pause.filter == *filter) {
+        return Ok(OrderedPause { is_new: false, has_leader });
+    }
+    if known.pauses.len() >= PAUSES_MAX {
+        return Err(Failure::Failed(format!(
+            "{consumer} has {PAUSES_MAX} pauses, and no more are taken: end some of them, or pause more with one filter"
+        )));
+    }
+    let order =
+        ChangeOrder { verb: "pause", consumer: consumer.to_owned(), filter: filter.to_string() };
+    let audit = connection.clone();
+    audited(&redis, &audit, actor, order, async {
+        let now = now_ms();
+        let (is_new, _) = controls::pause(&redis, &mut connection, consumer, filter, now).await?;
+        Ok((OrderedPause { is_new, has_leader }, u64::from(is_new)))
+    })
+    .await
+}
+
+/// Runs `spillway resume`: without a filter, it ends the pause of the whole consumer.
 pub(crate) async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
     let ResumeArguments { place, filter, all } = arguments;
     let consumer = place.resolve_change().await?;
     let filter = filter.filter();
-    let (redis, mut connection) = place.cell.connect().await?;
+    let meant = (!all).then_some(&filter);
+    let ended = order_resume(&place.cell, &Actor::of_command(), &consumer, meant).await?;
+    let named: Vec<_> = ended.iter().map(ToString::to_string).collect();
+    let number = count(u64::try_from(ended.len()).unwrap_or(u64::MAX), "pause");
+    line(format_args!("{consumer} resumes {} ({number})", named.join("; ")))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the pause of `consumer` with exactly this filter; without one, all its pauses. Returns the filters
+/// of the pauses that it ended.
+pub(crate) async fn order_resume(
+    cell: &CellArgs,
+    actor: &Actor,
+    consumer: &str,
+    filter: Option<&Filter>,
+) -> Result<Vec<Filter>, Failure> {
+    let (redis, mut connection) = cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
     let known = status.consumers.iter().find(|known| known.name == consumer);
-    let pauses = &known.ok_or_else(|| unknown(&consumer, &status))?.pauses;
-    let meant = |pause: &&Pause| all || pause.filter == filter;
+    let pauses = &known.ok_or_else(|| unknown(consumer, &status))?.pauses;
+    let meant = |pause: &&Pause| filter.is_none_or(|filter| pause.filter == *filter);
     let ended: Vec<Filter> =
         pauses.iter().filter(meant).map(|pause| pause.filter.clone()).collect();
     if ended.is_empty() {
-        return Err(Failure::Failed(not_paused(&consumer, &filter, pauses)));
+        let everything = Filter::default();
+        let filter = filter.unwrap_or(&everything);
+        return Err(Failure::Failed(not_paused(consumer, filter, pauses)));
     }
-    let (number, _) = controls::resume(&redis, &mut connection, &consumer, &ended).await?;
     let named: Vec<_> = ended.iter().map(ToString::to_string).collect();
-    line(format_args!("{consumer} resumes {} ({})", named.join("; "), count(number, "pause")))?;
-    Ok(ExitCode::SUCCESS)
+    let order =
+        ChangeOrder { verb: "resume", consumer: consumer.to_owned(), filter: named.join("; ") };
+    let audit = connection.clone();
+    audited(&redis, &audit, actor, order, async {
+        let (number, _) = controls::resume(&redis, &mut connection, consumer, &ended).await?;
+        Ok(((), number))
+    })
+    .await?;
+    Ok(ended)
 }
 
 /// Message for a filter that would have no effect if the consumer is one of a Kafka producer.

@@ -59,7 +59,7 @@ impl ConsumerArgs {
 }
 
 /// Consumer that is meant if none is named. An archive is meant only if there is nothing else.
-fn meant(status: &CellStatus) -> Result<String, Failure> {
+pub(crate) fn meant(status: &CellStatus) -> Result<String, Failure> {
     let all: Vec<&str> = status.consumers.iter().map(|known| known.name.as_str()).collect();
     let delivering = status.consumers.iter().filter(|known| known.delivers());
     let delivering: Vec<&str> = delivering.map(|known| known.name.as_str()).collect();

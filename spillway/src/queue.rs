@@ -1,7 +1,7 @@
 //! `spillway queue`: lists, shows or drops waiting webhooks.
 
 pub(crate) mod drop;
-mod list;
+pub(crate) mod list;
 mod show;
 
 use std::process::ExitCode;

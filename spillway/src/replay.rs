@@ -19,26 +19,29 @@ mod rate;
 mod records;
 mod redacted;
 mod source;
-mod spec;
+pub(crate) mod spec;
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use spillway_archive::args::ArchiveArgs;
 use spillway_queue::replay::{ReplayFeed, ReplayRefusal};
+use spillway_webhook::fingerprint::SetDigest;
 use spillway_webhook::freshness::rfc3339;
+use tokio_util::sync::CancellationToken;
 
-use crate::archive;
+use crate::archive::{self, OpenArchive};
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::consent::dry_run;
 use crate::failure::Failure;
 use crate::format::OutputArgs;
 use crate::out::{count, line, size};
-use crate::place::ConsumerArgs;
+use crate::place::{CellArgs, ConsumerArgs};
 use delivered::DeliveredWebhooks;
 use feeding::Feeding;
 use link::RedisLink;
 use plan::ReplayPlan;
-use spec::{ReplaySpec, StartArguments};
+use spec::{AskedReplay, ReplaySpec, StartArguments};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -96,20 +99,127 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A replay that is planned: nothing is changed yet.
+pub(crate) struct PlannedReplay {
+    archive: OpenArchive,
+    delivered: DeliveredWebhooks,
+    spec: ReplaySpec,
+    plan: ReplayPlan,
+    /// Sentences about a range that ends early.
+    capped: Vec<String>,
+}
+
+impl PlannedReplay {
+    /// Webhooks that are replayed, at most.
+    pub(crate) fn webhooks(&self) -> u64 {
+        self.plan.webhooks
+    }
+
+    /// Digest of the range, the filter and the objects that are read.
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = SetDigest::default();
+        let ReplaySpec { cell, after, through, filter, .. } = &self.spec;
+        digest.add(format!("{cell:08x} {after} {through} {filter}").as_bytes());
+        for object in &self.plan.objects {
+            digest.add(object.name.to_string().as_bytes());
+        }
+        digest.text()
+    }
+
+    /// Webhooks that are meant, in words.
+    pub(crate) fn filter(&self) -> String {
+        replay_filter(&self.spec)
+    }
+}
+
+/// Plans a replay: which objects of the archive may hold what is meant.
+pub(crate) async fn plan_replay(
+    cell: &CellArgs,
+    archive: &ArchiveArgs,
+    consumer: &str,
+    asked: AskedReplay,
+) -> Result<PlannedReplay, Failure> {
+    let archive = archive::open(archive)?;
+    let delivered = DeliveredWebhooks::of(cell, consumer).await?;
+    let (spec, capped) = asked.spec(&delivered, &archive).await?;
+    let plan = ReplayPlan::new(&archive.store, &archive.keys, &spec).await?;
+    Ok(PlannedReplay { archive, delivered, spec, plan, capped })
+}
+
+/// Begins a replay that is planned, and feeds it until it ends or `stop` is cancelled. `progress` receives the number
+/// fed so far. Returns the number fed, and true if it was cancelled: one that was stopped can be resumed, unless
+/// `is_cancelled` says that it is to end.
+pub(crate) async fn order_replay(
+    cell: &CellArgs,
+    actor: &Actor,
+    planned: PlannedReplay,
+    stop: &CancellationToken,
+    mut progress: impl FnMut(u64),
+    is_cancelled: impl Fn() -> bool,
+) -> Result<(u64, bool), Failure> {
+    let consumer = planned.delivered.consumer.clone();
+    let mut feeding = start(cell, actor, planned).await?;
+    let mut so_far = 0;
+    let tell = |fed| {
+        so_far = fed;
+        progress(fed);
+    };
+    let fed = feeding.feed(stop, tell).await;
+    match fed {
+        Ok(fed) => Ok((fed, false)),
+        Err(_) if is_cancelled() => {
+            records::end(cell, actor, &consumer, feeding.feed.id()).await?;
+            Ok((so_far, true))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn change(verb: &'static str, consumer: &str, filter: String) -> ChangeOrder {
+    ChangeOrder { verb, consumer: consumer.to_owned(), filter }
+}
+
+fn replay_filter(spec: &ReplaySpec) -> String {
+    let from = rfc3339(spec.after.next().ms);
+    format!("{}, stored from {from} to {}", spec.filter, rfc3339(spec.through.ms))
+}
+
+/// Starts a replay. Feeding may take hours, in which Redis may be away: the audit has its start, and the number that is
+/// planned.
+async fn start(cell: &CellArgs, actor: &Actor, planned: PlannedReplay) -> Result<Feeding, Failure> {
+    let filter = planned.filter();
+    let PlannedReplay { archive, delivered, spec, plan, .. } = planned;
+    let consumer = delivered.consumer.clone();
+    let skips = delivered.skips(cell, &spec).await?;
+    let mut link = RedisLink::new(cell.redis()?);
+    let mut feed = ReplayFeed::new(link.redis(), &consumer);
+    let (redis, audit) = cell.connect().await?;
+    audited(&redis, &audit, actor, change("replay", &consumer, filter), async {
+        let json = spec.to_json();
+        let first = spec.first();
+        let started =
+            link.patiently(async |connection| feed.start(connection, &json, first).await).await?;
+        started.map_err(refused)?;
+        let webhooks = plan.webhooks;
+        let feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
+        Ok((feeding, webhooks))
+    })
+    .await
+}
+
 /// Begins a new replay, or only reports what it would do.
 async fn begin(
     place: &ConsumerArgs,
     archive: &ArchiveArgs,
     output: OutputArgs,
-    start: StartArguments,
+    start_arguments: StartArguments,
 ) -> Result<(), Failure> {
-    let is_meant = start.is_meant();
-    let asked = start.checked()?;
-    let archive = archive::open(archive)?;
+    let is_meant = start_arguments.is_meant();
+    let asked = start_arguments.checked()?;
+    archive::open(archive)?;
     let consumer = place.resolve_change().await?;
-    let delivered = DeliveredWebhooks::of(&place.cell, &consumer).await?;
-    let (spec, capped) = asked.spec(&delivered, &archive).await?;
-    let plan = ReplayPlan::new(&archive.store, &archive.keys, &spec).await?;
+    let planned = plan_replay(&place.cell, archive, &consumer, asked).await?;
+    let PlannedReplay { spec, plan, capped, .. } = &planned;
     if !output.is_json() {
         capped.iter().try_for_each(line)?;
     }
@@ -118,20 +228,12 @@ async fn begin(
         return tell_nothing(&consumer, output);
     }
     if !is_meant {
-        return tell_plan(&consumer, &spec, &plan, output);
+        return tell_plan(&consumer, spec, plan, output);
     }
     if !output.is_json() {
         line(plan.told())?;
     }
-    let skips = delivered.skips(&place.cell, &spec).await?;
-    let mut link = RedisLink::new(place.cell.redis()?);
-    let mut feed = ReplayFeed::new(link.redis(), &consumer);
-    let json = spec.to_json();
-    let first = spec.first();
-    let started =
-        link.patiently(async |connection| feed.start(connection, &json, first).await).await?;
-    started.map_err(refused)?;
-    let mut feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
+    let mut feeding = start(&place.cell, &Actor::of_command(), planned).await?;
     feeding.run(output).await
 }
 
@@ -150,7 +252,14 @@ async fn resume(
     let spec = records::spec(&place.cell, &consumer, feed.id()).await?;
     let plan = ReplayPlan::new(&archive.store, &archive.keys, &spec).await?;
     let skips = delivered.skips(&place.cell, &spec).await?;
-    let mut feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
+    let (redis, audit) = place.cell.connect().await?;
+    let change = change("replay resume", &consumer, replay_filter(&spec));
+    let mut feeding = audited(&redis, &audit, &Actor::of_command(), change, async {
+        let webhooks = plan.webhooks;
+        let feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
+        Ok((feeding, webhooks))
+    })
+    .await?;
     feeding.run(output).await
 }
 

@@ -15,10 +15,12 @@ use clap::Args;
 use spillway_archive::args::ArchiveArgs;
 use spillway_archive::{ArchiveStore, Checkpoint, StoreError, checkpoint};
 use spillway_process::Checker;
-use spillway_queue::Connection;
+use spillway_process::error::chain;
 use spillway_queue::consumers::{ARCHIVE, ConsumerKind, ConsumerName};
+use spillway_queue::gaps::{self, GapReason, NotedGap};
 use spillway_queue::rebuild::{self, Rebuild, RebuildHold, RebuiltEntry, abandon};
 use spillway_queue::status::{CellStatus, QueueStatus};
+use spillway_queue::{Connection, Redis};
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
 
@@ -27,6 +29,7 @@ use self::noted::RestoredNotes;
 use self::plan::{ConsumerNeeds, KnownEnd, RestorePlanner};
 use self::source::{ArchiveSource, RestoreArchive, SourcePack};
 use self::target::RestoreTarget;
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::consent::{Confirmation, dry_run};
 use crate::failure::Failure;
 use crate::filter::moment_ms;
@@ -102,7 +105,14 @@ struct RestoreSize {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let (redis, mut connection) = arguments.place.connect().await?;
     if arguments.abandon {
-        let told = match abandon(&redis, &mut connection).await? {
+        let audit = connection.clone();
+        let order = change("restore-from-archive --abandon");
+        let actor = Actor::of_command();
+        let is_removed = audited(&redis, &audit, &actor, order, async {
+            let is_removed = abandon(&redis, &mut connection).await?;
+            Ok((is_removed, u64::from(is_removed)))
+        });
+        let told = match is_removed.await? {
             true => "removed what an unfinished restoration had written",
             false => "no restoration is unfinished",
         };
@@ -115,16 +125,25 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     }
     // Reading takes long: no receiver and no consumer may begin meanwhile. The mark of another run stays its own.
     let hold = rebuild::hold(&target.redis, &mut connection).await?;
-    let restored = async {
+    let redis = target.redis.clone();
+    let audit = connection.clone();
+    let order = change("restore-from-archive");
+    let actor = Actor::of_command();
+    let restored = audited(&redis, &audit, &actor, order, async {
         // Somebody may have begun just before.
         target = RestoreTarget::look(target.redis.clone(), &mut connection).await?;
-        restore(&arguments, &target, Some(&hold)).await
-    };
+        restore(&arguments, &target, Some(&hold)).await?;
+        Ok(((), 1))
+    });
     let restored = restored.await;
     if restored.is_err() && hold.is_new {
         release(&arguments.place, &hold).await;
     }
     restored.map(|()| ExitCode::SUCCESS)
+}
+
+fn change(verb: &'static str) -> ChangeOrder {
+    ChangeOrder { verb, consumer: String::new(), filter: "everything".to_owned() }
 }
 
 /// Reads and plans everything and, if that is meant, writes it.
@@ -163,7 +182,24 @@ async fn restore(
     }
     let rebuild = Rebuild::new(target.redis.clone(), basis.plan_id(&source, &planner), hold);
     write((&rebuild, &mut connection), target, &basis, &source, &planner).await?;
+    note_lost(&target.redis, &mut connection, source.span.1.ms).await?;
     line("restored: start the receivers, then the consumers")?;
+    Ok(())
+}
+
+/// Notes for `spillway gaps` that what was accepted after the end of the archive may be lost. The queue is restored, with or
+/// without this note.
+async fn note_lost(
+    redis: &Redis,
+    connection: &mut Connection,
+    from_ms: u64,
+) -> Result<(), Failure> {
+    let (shop, topic) = Default::default();
+    let to_ms = now_ms();
+    let note = NotedGap { reason: GapReason::Lost, shop, topic, from_ms, to_ms, count: 0 };
+    if let Err((_, error)) = gaps::note(redis, connection, &[note]).await {
+        line(format_args!("`spillway gaps` will not list what is lost: {}", chain(&error)))?;
+    }
     Ok(())
 }
 

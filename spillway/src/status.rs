@@ -109,7 +109,7 @@ pub(crate) fn consumers_text(consumers: &[ConsumerStatus], output: OutputArgs) -
 }
 
 /// Answer of the leader's `/readyz`; `None` if there is no live leader, or it is not known.
-fn state_of(consumer: &ConsumerStatus) -> Option<&str> {
+pub(crate) fn state_of(consumer: &ConsumerStatus) -> Option<&str> {
     let leader = consumer.leader.as_ref().filter(|_| consumer.has_live_leader())?;
     leader.instance.as_ref().map(|instance| instance.state.as_str())
 }

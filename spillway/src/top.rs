@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::filter::FilterArguments;
 use crate::format::OutputArgs;
 use crate::out::{Progress, age, count, float, line, now_ms, table};
-use crate::place::ConsumerArgs;
+use crate::place::{CellArgs, ConsumerArgs};
 use crate::walk::{Fetched, Look, Waiting};
 use regions::Regions;
 use tally::{PackCounts, Row, TopTally};
@@ -59,8 +59,8 @@ pub(crate) struct Arguments {
 }
 
 /// Group to count by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum By {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub(crate) enum By {
     /// Shop domains
     Shop,
     /// Topics
@@ -69,17 +69,71 @@ enum By {
     Resource,
 }
 
-/// Counts and prints.
-pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+/// Question for the largest groups.
+#[derive(Debug, Clone)]
+pub(crate) struct TopQuestion {
+    /// Group to count by.
+    pub by: By,
+    /// Webhooks that are counted.
+    pub filter: Filter,
+    /// Time after which the counts are estimated; `None`: everything is read.
+    pub budget: Option<Duration>,
+}
+
+/// Counts of what waits for a consumer.
+pub(crate) struct TopFound {
+    /// Webhooks that wait.
+    pub waiting: Waiting,
+    tally: TopTally,
+    /// Pauses in force.
+    pub pauses: Vec<Pause>,
+}
+
+impl TopFound {
+    /// True if everything was counted.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.tally.is_exact()
+    }
+
+    /// The largest groups, the largest first.
+    pub(crate) fn rows(&self, limit: usize) -> Vec<Row> {
+        self.tally.rows(limit)
+    }
+
+    /// Pauses that hold exactly what a row counts.
+    pub(crate) fn pauses_of(&self, by: By, name: &str) -> Vec<String> {
+        let own = self.pauses.iter().filter(|pause| is_of(pause, by, name));
+        own.map(|pause| pause.filter.to_string()).collect()
+    }
+}
+
+/// Counts what waits for a consumer, as far as the budget goes.
+pub(crate) async fn tally(
+    cell: &CellArgs,
+    consumer: &str,
+    question: &TopQuestion,
+) -> Result<TopFound, Failure> {
     let began = Instant::now();
-    let consumer = arguments.place.resolve().await?;
-    let mut waiting = Waiting::for_consumer(&arguments.place.cell, &consumer).await?;
-    let tally = read(&mut waiting, &arguments, began).await?;
+    let mut waiting = Waiting::for_consumer(cell, consumer).await?;
+    let tally = read(&mut waiting, question, began).await?;
     let redis = waiting.redis.clone();
     let status = status::read(&redis, waiting.connection()).await?;
     let own = status.consumers.into_iter().find(|known| known.name == consumer);
     let pauses = own.map(|own| own.pauses).unwrap_or_default();
-    let rows = tally.rows(arguments.limit as usize);
+    Ok(TopFound { waiting, tally, pauses })
+}
+
+/// Counts and prints.
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let consumer = arguments.place.resolve().await?;
+    let question = TopQuestion {
+        by: arguments.by,
+        filter: arguments.filter.clone().filter(),
+        budget: (!arguments.exact).then_some(arguments.budget),
+    };
+    let found = tally(&arguments.place.cell, &consumer, &question).await?;
+    let rows = found.rows(arguments.limit as usize);
+    let TopFound { waiting, tally, pauses } = found;
     if arguments.output.is_json() {
         line(object(&waiting, &tally, &rows, &pauses))?;
     } else {
@@ -90,11 +144,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 async fn read(
     waiting: &mut Waiting,
-    arguments: &Arguments,
+    question: &TopQuestion,
     began: Instant,
 ) -> Result<TopTally, Failure> {
-    let filter = arguments.filter.clone().filter();
-    let by = arguments.by;
+    let TopQuestion { by, filter, budget } = question.clone();
     let is_filtered = !filter.is_empty();
     let look = move |look: &Look<'_>| {
         let mut seen = PackCounts::default();
@@ -120,7 +173,7 @@ async fn read(
             ControlFlow::Continue(())
         })
         .await?;
-    let is_over = || !arguments.exact && began.elapsed() >= arguments.budget;
+    let is_over = || budget.is_some_and(|budget| began.elapsed() >= budget);
     sample(waiting, look, is_over, &mut tally).await?;
     Ok(tally)
 }

@@ -1,9 +1,11 @@
 //! Walks over the waiting webhooks of a consumer without changing them.
 //!
-//! Packs are fetched a page at a time and decoded on all cores. The results come back in the order
-//! of the packs. Redis determines what waits when the walk begins: webhooks settled during the walk
-//! are still visited, packs appended later are not. Memory is bounded: only a few packs are held at
-//! a time.
+//! Packs are fetched a page at a time and decoded on all cores. The results come back in the order of the packs.
+//! Redis determines what waits when the walk begins: webhooks settled during the walk are still visited, packs
+//! appended later are not. Memory is bounded: only a few packs are held at a time.
+
+pub(crate) mod cursor;
+pub(crate) mod page;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -22,6 +24,7 @@ use tokio::task::JoinHandle;
 
 use crate::failure::Failure;
 use crate::place::{CellArgs, is_first, unknown};
+use cursor::WaitCursor;
 
 /// Bytes read at a time.
 const PAGE_BYTES: usize = 4 << 20;
@@ -66,6 +69,8 @@ pub(crate) struct Met<'a> {
     pub view: View<'a>,
     /// Set if it waits outside the main stream.
     pub aside: Option<Aside>,
+    /// Position after it in a list that is read in pages.
+    pub cursor: WaitCursor,
 }
 
 /// State of a webhook outside the main stream: in the lane of its shop and kind, or to be replayed.
@@ -79,6 +84,7 @@ pub(crate) struct Aside {
 
 /// A chunk of a lane, not yet decoded.
 pub(crate) struct LaneChunk {
+    id: ChunkId,
     stored: StoredChunk,
     /// Attempts made for each webhook.
     attempts: Vec<u32>,
@@ -201,8 +207,7 @@ impl Waiting {
             let (page, rest) = left.split_at(at_once.min(left.len()));
             left = rest;
             let chunks = self.chunks(page).await?;
-            // A page holds many small chunks; otherwise the round trips would take most of the
-            // time.
+            // A page holds many small chunks: the round trips would take most of the time.
             let bytes: usize = chunks.iter().map(|chunk| chunk.stored.bytes.len()).sum();
             let fitting = page.len() * PAGE_BYTES / bytes.max(1);
             at_once = fitting.clamp(1, CHUNKS_MAX.min(2 * page.len()));
@@ -224,13 +229,16 @@ impl Waiting {
     /// Chunks that still exist, with the attempts of their webhooks.
     async fn chunks(&mut self, ids: &[ChunkId]) -> Result<Vec<LaneChunk>, Failure> {
         let stored = self.reader.chunks(&mut self.connection, ids).await?;
-        let stored: Vec<_> = stored.into_iter().flatten().collect();
-        let positions =
-            stored.iter().map(|stored| Chunk::decode_positions(&stored.bytes).unwrap_or_default());
+        let stored = ids.iter().zip(stored);
+        let stored: Vec<_> = stored.filter_map(|(id, found)| Some((*id, found?))).collect();
+        let positions = stored
+            .iter()
+            .map(|(_, stored)| Chunk::decode_positions(&stored.bytes).unwrap_or_default());
         let positions: Vec<Vec<Position>> = positions.collect();
         let retries = self.reader.retries(&mut self.connection, &positions.concat()).await?;
         let mut attempts = retries.into_iter().map(|known| known.map_or(0, |known| known.attempts));
-        let chunks = stored.into_iter().zip(positions).map(|(stored, positions)| LaneChunk {
+        let chunks = stored.into_iter().zip(positions).map(|((id, stored), positions)| LaneChunk {
+            id,
             stored,
             attempts: attempts.by_ref().take(positions.len()).collect(),
         });
@@ -364,12 +372,16 @@ impl<'a> Look<'a> {
     pub(crate) fn webhooks(&self) -> impl Iterator<Item = Met<'a>> {
         let Self { facts, pack, from } = *self;
         (0..pack.count()).filter_map(move |place| {
-            let (entry, index, aside, waits) = match from {
-                From::Main(entry) => (entry, place, None, !facts.is_settled(entry, place)),
+            let (entry, index, aside, waits, cursor) = match from {
+                From::Main(entry) => {
+                    let waits = !facts.is_settled(entry, place);
+                    (entry, place, None, waits, WaitCursor::Main(entry, place))
+                }
                 From::Replay(replay) => {
                     let waits = !facts.dropping.replays.contains(&replay.id);
                     let aside = Aside { attempts: 0, replay: Some(replay.id) };
-                    (replay.webhook.entry, replay.webhook.index, Some(aside), waits)
+                    let WebhookId { entry, index, .. } = replay.webhook;
+                    (entry, index, Some(aside), waits, WaitCursor::Replay(replay.id))
                 }
                 From::Lane(chunk, positions) => {
                     let at = usize::try_from(place).ok()?;
@@ -379,11 +391,12 @@ impl<'a> Look<'a> {
                     let is_settled =
                         is_set(&chunk.stored.bits, place) || facts.dropping.is_named(entry, index);
                     let attempts = chunk.attempts.get(at).copied().unwrap_or(0);
-                    (entry, index, Some(Aside { attempts, replay: None }), !is_settled)
+                    let cursor = WaitCursor::Lane(chunk.id, place + 1);
+                    (entry, index, Some(Aside { attempts, replay: None }), !is_settled, cursor)
                 }
             };
             let id = WebhookId { cell: facts.cell, entry, index };
-            waits.then(|| Met { id, view: pack.view(place), aside })
+            waits.then(|| Met { id, view: pack.view(place), aside, cursor })
         })
     }
 }

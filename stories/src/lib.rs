@@ -19,6 +19,8 @@ pub mod check;
 pub mod client;
 pub mod clock;
 pub mod collector;
+pub mod console;
+pub mod console_cell;
 pub mod disk;
 pub mod endurance;
 pub mod exactly_once;

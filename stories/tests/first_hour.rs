@@ -81,13 +81,19 @@ impl Checkout {
         ids.filter_map(|id| Some((id, name_if_in(id, &self.path)?))).collect()
     }
 
-    /// The process that receives a Ctrl-C in the terminal.
+    /// The process that receives a Ctrl-C in the terminal. The console is another one with its name.
     fn cell(&self) -> Pid {
         let processes = self.processes();
-        let cell = processes.iter().find(|(_, name)| name == "spillway");
+        let cell = processes.iter().find(|(id, name)| name == "spillway" && is_dev(*id));
         let (id, _) = cell.unwrap_or_else(|| panic!("no spillway among {processes:?}"));
         Pid::from_raw(*id).expect("a process id")
     }
+}
+
+/// True if the process is `spillway dev`.
+fn is_dev(id: i32) -> bool {
+    let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).any(|word| word == b"dev")
 }
 
 /// Name of a process if its working directory is in `directory`. A zombie has none.

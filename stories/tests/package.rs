@@ -122,9 +122,10 @@ fn what_an_administrator_has_ordered_otherwise_stays() {
     assert!(!machine.was_called("chown root:root /etc/spillway"));
 }
 
-const SERVICES: [(&str, &str); 4] = [
+const SERVICES: [(&str, &str); 5] = [
     ("spillway", "spillway-downstreamer.service"),
     ("spillway", "spillway-archiver.service"),
+    ("spillway", "spillway-console.service"),
     ("spillway", "spillway-receiver.service"),
     ("spillway-kafka", "spillway-kafka.service"),
 ];
@@ -172,7 +173,7 @@ fn what_is_masked_is_left_alone_without_a_word() {
 }
 
 /// Files in `/etc/spillway` that `postinst` makes, or that a page tells its reader to make.
-const MADE_THERE: [&str; 14] = [
+const MADE_THERE: [&str; 19] = [
     "client-secret",
     "client-secret-old",
     "receiver.env",
@@ -187,6 +188,11 @@ const MADE_THERE: [&str; 14] = [
     "apps.toml",
     "shop-secrets",
     "secrets-token",
+    "console",
+    "console/users",
+    "console/tokens",
+    "console/tls.pem",
+    "console/tls.key",
 ];
 
 /// Source and destination of each asset of a package, from the manifest of its crate.
@@ -295,7 +301,7 @@ fn what_pages_name_by_its_installed_path_is_in_a_package() {
     let pages = ["README.md", "SECURITY.md", "CHANGELOG.md", "docs", "ops/debian/man", "ops/nginx"];
     let pages =
         pages.into_iter().chain(["ops/redis.conf", "ops/debian/spillway.env", "ops/prometheus"]);
-    let pages = pages.chain(["ops/debian/archiver.env"]);
+    let pages = pages.chain(["ops/debian/archiver.env", "ops/debian/console.env"]);
     let mut count = 0;
     for page in pages.flat_map(|page| texts(&repository().join(page))) {
         // Pictures name nothing.
@@ -311,7 +317,11 @@ fn what_pages_name_by_its_installed_path_is_in_a_package() {
 /// A password of a broker, and access to a bucket. systemd reads these files, or copies them for their service.
 #[test]
 fn files_with_access_to_other_systems_are_installed_for_root_alone() {
-    for (package, file) in [("spillway", "archiver.env"), ("kafka_producer", "kafka.properties")] {
+    for (package, file) in [
+        ("spillway", "archiver.env"),
+        ("spillway", "console.env"),
+        ("kafka_producer", "kafka.properties"),
+    ] {
         let manifest = repository().join(package).join("Cargo.toml");
         let manifest = fs::read_to_string(manifest).expect("read a manifest");
         let row = format!("[\"../ops/debian/{file}\", \"etc/spillway/\", \"600\"]");

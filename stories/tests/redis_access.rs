@@ -70,25 +70,22 @@ async fn a_redis_that_asks_for_a_certificate_and_a_password_lets_in_who_has_them
     }
 }
 
-/// The ACL rule of docs/redis.md, as words.
-fn documented_rule() -> Vec<String> {
+/// The ACL rule of docs/redis.md for a user, as words.
+fn documented_rule(user: &str) -> Vec<String> {
     let page = std::fs::read_to_string(binaries::repository().join("docs/redis.md"));
     let page = page.expect("docs/redis.md");
-    let (_, rest) = page.split_once("ACL SETUSER spillway").expect("the page has the rule");
+    let beginning = format!("ACL SETUSER {user} ");
+    let (_, rest) = page.split_once(&beginning).expect("the page has the rule");
     let (rule, _) = rest.split_once("```").expect("it ends");
     let rule = rule.replace("a-long-password", "hush").replace('\\', " ");
-    ["ACL", "SETUSER", "spillway"]
-        .into_iter()
-        .chain(rule.split_whitespace())
-        .map(str::to_owned)
-        .collect()
+    ["ACL", "SETUSER", user].into_iter().chain(rule.split_whitespace()).map(str::to_owned).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_by_the_documented_rule_has_all_it_needs_and_one_with_less_is_told_what() {
     let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
-    let rule = documented_rule();
+    let rule = documented_rule("spillway");
     redis.command::<String>(&words(&rule)).await;
     let password = cell.directory().join("password");
     std::fs::write(&password, "hush\n").expect("write the password");
@@ -116,6 +113,64 @@ async fn a_user_by_the_documented_rule_has_all_it_needs_and_one_with_less_is_tol
         receiver.ready().await;
     }
     assert_eq!(redis.stream_len("{spillway}:in").await, 0, "what was refused is stored");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_user_of_the_console_has_what_its_verbs_need_and_reads_no_password() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    redis.command::<String>(&words(&documented_rule("spillway-console"))).await;
+    let password = cell.directory().join("password");
+    std::fs::write(&password, "hush\n").expect("write the password");
+    let url = format!("{}?user=spillway-console", cell.redis_url());
+    let settings = [
+        ("REDIS_URL", url.as_str()),
+        ("REDIS_PASSWORD_FILE", password.to_str().expect("a plain path")),
+    ];
+    let added = cell.spillway(&["consumers", "add", "http"]).await;
+    assert!(added.status.success(), "{added:?}");
+    let receiver = cell.receiver(&[]).await;
+    for _ in 0..5 {
+        post(receiver.address(), &Webhook::any()).await.expect_stored();
+    }
+    let mut told = String::new();
+    for verb in [
+        &["status"][..],
+        &["top"],
+        &["queue", "list"],
+        &["dead", "list"],
+        &["pause", "--all"],
+        &["resume", "--all"],
+        &["audit", "-o", "json"],
+    ] {
+        let done = cell.run("spillway", verb, &settings).await;
+        assert!(done.status.success(), "{verb:?}: {done:?}");
+        told = String::from_utf8_lossy(&done.stdout).into_owned();
+    }
+    let is_control = |line: &&str| {
+        ["pause", "resume"].iter().any(|verb| line.contains(&format!(r#""verb":"{verb}""#)))
+    };
+    let verbs: Vec<_> = told.lines().filter(is_control).collect();
+    assert_eq!(verbs.len(), 2, "the pause and its end are on record: {told}");
+    for forbidden in [
+        &["CONFIG", "GET", "requirepass"][..],
+        &["CONFIG", "SET", "requirepass", "x"],
+        &["ACL", "LIST"],
+        &["FLUSHALL"],
+        &["KEYS", "*"],
+        &["GET", "other:key"],
+        &["CLIENT", "KILL", "ID", "1"],
+        &["XGROUP", "DESTROY", "{spillway}:in", "http"],
+        &["SCRIPT", "FLUSH"],
+        &["FUNCTION", "LIST"],
+    ] {
+        let asked = [&["ACL", "DRYRUN", "spillway-console"][..], forbidden].concat();
+        let answer = redis.command::<String>(&asked).await;
+        assert!(answer.contains("no permissions"), "{forbidden:?}: {answer}");
+    }
+    // The page says so: the verbs drop webhooks.
+    let delete = ["ACL", "DRYRUN", "spillway-console", "DEL", "{spillway}:in"];
+    assert_eq!(redis.command::<String>(&delete).await, "OK");
 }
 
 /// Starts a cluster node that knows no other node yet.

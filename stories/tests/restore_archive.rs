@@ -450,6 +450,8 @@ async fn an_encrypted_archive_needs_its_key_and_one_without_checkpoint_a_time() 
     let since = ["--from", "1h", "--consumer", "http", "--consumer", "billing", "--yes", "--force"];
     let (is_good, told) = lossy.restore(&since, &keys).await;
     assert!(is_good, "{told}");
+    let noted = lossy.redis.stream_len("{spillway}:gaps").await;
+    assert_eq!(noted, 1, "what is lost is noted");
     lossy.all.behave(|_| Behaviour::ok());
     let from = lossy.all.count();
     lossy.start_again();

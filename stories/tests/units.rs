@@ -73,7 +73,7 @@ fn what_is_always_started_again_is_so_without_end() {
             endless += 1;
         }
     }
-    assert_eq!(endless, 7, "services that are always started again");
+    assert_eq!(endless, 8, "services that are always started again");
 }
 
 /// Webhook ids, event ages and waiting times depend on the clock.
@@ -88,7 +88,7 @@ fn every_service_of_a_cell_starts_after_the_clock_is_right() {
         assert!(is_ordered, "{} may start before the clock is right", unit.display());
         ordered += 1;
     }
-    assert_eq!(ordered, 8, "services");
+    assert_eq!(ordered, 9, "services");
 }
 
 /// A directory that a service creates is removed when it stops, and nginx may not enter Redis'
@@ -135,7 +135,7 @@ fn only_the_archiver_has_access_to_the_archive() {
         }
         closed += 1;
     }
-    assert_eq!(closed, 6, "services");
+    assert_eq!(closed, 7, "services");
 }
 
 #[test]

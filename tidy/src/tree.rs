@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::facts::Facts;
 
 /// Crates that are shipped, by directory.
-pub const PRODUCT: [&str; 15] = [
+pub const PRODUCT: [&str; 16] = [
     "webhook",
     "queue",
     "env-file",
@@ -22,6 +22,7 @@ pub const PRODUCT: [&str; 15] = [
     "kafka_producer",
     "archive",
     "archiver",
+    "console",
     "spillway",
 ];
 

@@ -47,6 +47,24 @@ pub fn id_key(id: &[u8]) -> u64 {
     first_half(&Sha256::digest(id))
 }
 
+/// Digest of a set whose members come in a fixed order, such as ids that are sorted.
+#[derive(Debug, Clone, Default)]
+pub struct SetDigest(Sha256);
+
+impl SetDigest {
+    /// Adds one member.
+    pub fn add(&mut self, member: &[u8]) {
+        // The length first: no two lists of members give the same bytes.
+        self.0.update(member.len().to_le_bytes());
+        self.0.update(member);
+    }
+
+    /// The digest as 32 hexadecimal digits.
+    pub fn text(self) -> String {
+        self.0.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 /// Returns the half of `fingerprint` that [`id_key`] makes.
 pub fn key_of(fingerprint: Fingerprint) -> u64 {
     fingerprint as u64
@@ -65,6 +83,20 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+
+    #[test]
+    fn a_digest_is_that_of_its_members() {
+        let of = |members: &[&str]| {
+            let mut digest = SetDigest::default();
+            members.iter().for_each(|member| digest.add(member.as_bytes()));
+            digest.text()
+        };
+        assert_eq!(of(&["a", "b"]), of(&["a", "b"]));
+        assert_eq!(of(&[]).len(), 32);
+        for other in [&["ab"][..], &["a"], &["a", "c"], &["b", "a"], &[]] {
+            assert_ne!(of(&["a", "b"]), of(other), "{other:?}");
+        }
+    }
 
     const PLAIN: [(&str, &str); 5] = [
         ("x-shopify-topic", "products/update"),

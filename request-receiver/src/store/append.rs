@@ -40,8 +40,8 @@ pub struct RunningAppend {
 /// Outcome of an append.
 #[derive(Debug)]
 pub enum AppendEnd {
-    /// The pack is in the queue.
-    Stored,
+    /// The pack is in the queue, in this entry.
+    Stored(StreamId),
     /// The pack is certainly not in the queue.
     Refused(AppendError),
     /// The pack may be in the queue.
@@ -154,7 +154,7 @@ async fn close(fence: &Fence) {
 impl AppendEnd {
     fn of(outcome: AppendOutcome) -> Self {
         match outcome {
-            Ok(_) => Self::Stored,
+            Ok(entry) => Self::Stored(entry),
             Err(error @ AppendError::NotStored(_)) => Self::Refused(error),
             Err(error @ AppendError::Unknown(_)) => Self::Unknown { error, may_arrive: true },
         }
@@ -163,7 +163,7 @@ impl AppendEnd {
     /// Error of the append, unless the pack is stored.
     pub fn error(&self) -> Option<&AppendError> {
         match self {
-            Self::Stored => None,
+            Self::Stored(_) => None,
             Self::Refused(error) | Self::Unknown { error, .. } => Some(error),
         }
     }
@@ -171,7 +171,7 @@ impl AppendEnd {
     /// Health of the queue that follows from the outcome.
     pub fn health(&self) -> QueueHealth {
         match self {
-            Self::Stored => QueueHealth::Usable,
+            Self::Stored(_) => QueueHealth::Usable,
             Self::Refused(AppendError::NotStored(QueueError::Full(_))) => QueueHealth::Full,
             Self::Refused(_) | Self::Unknown { .. } => QueueHealth::Unavailable,
         }

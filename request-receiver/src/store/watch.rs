@@ -5,8 +5,10 @@
 use std::time::{Duration, Instant};
 
 use spillway_process::Readiness;
+use spillway_process::clock::wall_clock_ms;
 use spillway_process::error::chain;
 use spillway_queue::consumers::{self, StartAt};
+use spillway_queue::gaps::{note_run, read_run};
 use spillway_queue::health::{
     self, Durability, DurabilityPolicy, FirstAof, HealthVerdict, RedisInfo,
 };
@@ -15,6 +17,7 @@ use spillway_queue::{AofDisk, Connection, QueueError, Redis, permissions, restor
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::gaps::losses::ConnectionFacts;
 use crate::metrics::{ReceiverMetrics, ReceiverQueueGauges};
 use crate::settings::ReceiverSettings;
 use crate::shares::Judge;
@@ -169,8 +172,38 @@ impl RedisWatch {
                 self.store.gate().on(event);
             }
         }
+        if !matches!(verdict, HealthVerdict::Refused(_)) {
+            self.note_losses(connected, &facts).await;
+        }
         self.show_consumers(connected).await;
         Ok((facts, verdict))
+    }
+
+    /// Notes what Redis may have lost, once for each connection. A Redis that fails here is still usable, and is asked
+    /// again with the next look.
+    async fn note_losses(&mut self, connection: &mut Connection, facts: &RedisInfo) {
+        let gaps = self.store.gaps();
+        let generation = self.store.looks().generation();
+        if gaps.losses().is_known(generation) {
+            return gaps.losses().on_answer(wall_clock_ms());
+        }
+        // Read first: an append that is confirmed from now on is not of the past.
+        let stored_ms = gaps.newest_stored_ms();
+        let durability = health::durability(facts, self.durability.is_vouched);
+        let keeps_all = durability == Durability::Vouched
+            || durability == Durability::Always && self.redis.is_local();
+        let noting = async {
+            let run = read_run(&self.redis, connection).await?;
+            let facts = ConnectionFacts { stored_ms, keeps_all, now_ms: wall_clock_ms() };
+            let lost = gaps.losses().on_run(&run, facts);
+            note_run(&self.redis, connection, &run, lost.as_ref()).await
+        };
+        match noting.await {
+            Ok(()) => gaps.losses().on_noted(generation, wall_clock_ms()),
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "the run of redis could not be noted");
+            }
+        }
     }
 
     /// Shows all consumers in the metrics. Every process does this, for the case that all consumers
@@ -274,6 +307,7 @@ impl RedisWatch {
     }
 
     fn refusing(&self, reason: &str) {
+        self.store.gaps().on_closed(wall_clock_ms());
         if self.readiness.not_ready(reason) {
             tracing::error!(reason, "the queue is not usable; webhooks are answered 503");
         }
@@ -281,6 +315,7 @@ impl RedisWatch {
 
     fn spilling(&self, log: &dyn OverflowLog, reason: &str) {
         if let Some(trouble) = log.trouble() {
+            self.store.gaps().on_closed(wall_clock_ms());
             let reason = format!("{trouble}; {reason}");
             if self.readiness.not_ready(reason.clone()) {
                 tracing::error!(reason, "webhooks cannot be spilled; they are answered 503");

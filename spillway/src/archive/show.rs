@@ -22,6 +22,7 @@ use crate::failure::Failure;
 use crate::format::OutputArgs;
 use crate::out::{Progress, line, size, table};
 use crate::walk::Met;
+use crate::walk::cursor::WaitCursor;
 use crate::webhook_text::webhook_text;
 
 /// Shops and topics of an object that are shown, those with the most webhooks first.
@@ -158,7 +159,8 @@ async fn show_webhook(
                     "the webhook {id} was erased (`spillway forget`): the archive holds its place only"
                 )));
             }
-            let met = Met { id: found, view: pack.view(found.index), aside: None };
+            let cursor = WaitCursor::Main(found.entry, found.index);
+            let met = Met { id: found, view: pack.view(found.index), aside: None, cursor };
             return print_webhook(&met, &object.name, body_only, output);
         }
     }

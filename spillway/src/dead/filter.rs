@@ -1,12 +1,15 @@
 //! Filters that select dead letters.
 
+use std::fmt;
+
 use clap::Args;
 use spillway_queue::controls;
 use spillway_queue::dead::DeadLetter;
-use spillway_webhook::WebhookId;
+use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::Pack;
 use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::shopify::Headers;
+use spillway_webhook::{StreamId, WebhookId};
 
 use crate::failure::Failure;
 use crate::filter::{self, moment_ms, spillway_id};
@@ -31,12 +34,14 @@ pub(super) struct WrittenFilter {
 }
 
 /// Filters after their values were checked.
-#[derive(Debug, Default)]
-pub(super) struct DeadFilter {
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DeadFilter {
     id: Option<WebhookId>,
     which: controls::Filter,
     since_ms: Option<u64>,
     until_ms: Option<u64>,
+    /// True to look from the oldest letter on, wherever an id says that its letter is.
+    is_thorough: bool,
 }
 
 impl WrittenFilter {
@@ -54,20 +59,65 @@ impl WrittenFilter {
             which: self.which.filter(),
             since_ms: moment("--since", self.since)?,
             until_ms: moment("--until", self.until)?,
+            is_thorough: false,
         })
     }
 }
 
+/// Times between which dead letters were given up, as given: RFC 3339 or how long ago.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DeadTimes {
+    /// Earliest time.
+    pub since: Option<String>,
+    /// Latest time.
+    pub until: Option<String>,
+}
+
 impl DeadFilter {
+    /// A filter of values that come from elsewhere than the command line.
+    pub(crate) fn of(which: filter::FilterArguments, times: DeadTimes) -> Result<Self, Failure> {
+        let now = now_ms();
+        let moment = |name: &str, text: Option<String>| {
+            let given = text.filter(|text| !text.trim().is_empty());
+            given.map(|text| moment_ms(name, text.trim(), now)).transpose()
+        };
+        Ok(Self {
+            id: None,
+            which: which.checked()?,
+            since_ms: moment("since", times.since)?,
+            until_ms: moment("until", times.until)?,
+            is_thorough: false,
+        })
+    }
+
+    /// Id after which the first dead letter that may match is.
+    pub(super) fn first_after(&self) -> StreamId {
+        let since = self.since_ms.map(|ms| StreamId { ms, seq: 0 }.previous());
+        if self.is_thorough {
+            return since.unwrap_or_default();
+        }
+        // A webhook is given up after it was accepted, both by Redis' clock, unless that went back.
+        let id = self.which.webhook_id.as_ref().and_then(|id| id.parse::<WebhookId>().ok());
+        let accepted = id.or(self.id).map(|id| id.entry.previous());
+        since.max(accepted).unwrap_or_default()
+    }
+
+    /// The same filter for a second walk, if an id let the first one leave out letters: after a clock went back, the
+    /// letter may be among these.
+    pub(super) fn thorough(&self) -> Option<Self> {
+        let all = Self { is_thorough: true, ..self.clone() };
+        (all.first_after() < self.first_after()).then_some(all)
+    }
+
     /// A filter that matches all dead letters with this Shopify webhook id or Spillway-Id.
-    pub(super) fn with_id(id: &str) -> Self {
+    pub(crate) fn with_id(id: &str) -> Self {
         let which =
             controls::Filter { webhook_id: Some(id.to_owned()), ..controls::Filter::default() };
         Self { which, ..Self::default() }
     }
 
     /// Message if no dead letter matches.
-    pub(super) fn nothing(&self) -> &'static str {
+    pub(crate) fn nothing(&self) -> &'static str {
         if self.is_empty() { "there are no dead letters" } else { "no dead letter matches" }
     }
 
@@ -77,8 +127,8 @@ impl DeadFilter {
     }
 
     /// True if no filter is set, so that every dead letter matches.
-    pub(super) fn is_empty(&self) -> bool {
-        let Self { id, which, since_ms, until_ms } = self;
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self { id, which, since_ms, until_ms, is_thorough: _ } = self;
         id.is_none() && which.is_empty() && since_ms.is_none() && until_ms.is_none()
     }
 
@@ -104,8 +154,22 @@ impl DeadFilter {
     }
 }
 
+impl fmt::Display for DeadFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, which, since_ms, until_ms, is_thorough: _ } = self;
+        let id = id.map(|id| format!("spillway-id {id}"));
+        let which = (!which.is_empty()).then(|| which.to_string());
+        let since = since_ms.map(|ms| format!("since {}", rfc3339(ms)));
+        let until = until_ms.map(|ms| format!("until {}", rfc3339(ms)));
+        let parts: Vec<String> = [id, which, since, until].into_iter().flatten().collect();
+        f.write_str(
+            if parts.is_empty() { "everything".to_owned() } else { parts.join(", ") }.as_str(),
+        )
+    }
+}
+
 /// App of a dead letter, from its headers; empty if it has none.
-pub(super) fn app_of(letter: &DeadLetter) -> String {
+pub(crate) fn app_of(letter: &DeadLetter) -> String {
     let Ok(pack) = Pack::decode(&letter.pack) else { return String::new() };
     let view = pack.view(0);
     String::from_utf8_lossy(view.value(APP_HEADER.as_str()).unwrap_or_default()).into_owned()
@@ -190,6 +254,28 @@ mod tests {
             f.which.topic = Some("carts/*".to_owned());
         });
         assert!(given(|_| ()).checked_at(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_filter_is_told_in_words_and_says_where_its_first_letter_can_be() {
+        assert_eq!(DeadFilter::default().to_string(), "everything");
+        assert_eq!(DeadFilter::default().first_after(), StreamId::ZERO);
+        let times = DeadTimes { since: Some("1970-01-01T00:00:10Z".to_owned()), until: None };
+        let of = |id: Option<&str>| {
+            let webhook_id = id.map(str::to_owned);
+            let which = filter::FilterArguments { webhook_id, ..Default::default() };
+            DeadFilter::of(which, times.clone()).unwrap()
+        };
+        let told = of(Some("d-1")).to_string();
+        assert!(told.starts_with("webhook-id d-1, since 1970-01-01T00:00:10"), "{told}");
+        assert!(of(Some("d-1")).matches(&letter()));
+        assert_eq!(of(None).first_after(), StreamId { ms: 9_999, seq: u64::MAX });
+        assert_eq!(of(Some(ID)).first_after(), StreamId { ms: 9_999, seq: u64::MAX });
+        assert_eq!(DeadFilter::with_id(ID).first_after().ms, 4_999);
+        let thorough = DeadFilter::with_id(ID).thorough().unwrap();
+        assert_eq!(thorough.first_after(), StreamId::ZERO);
+        assert!(thorough.matches(&letter()) && thorough.thorough().is_none());
+        assert!(of(None).thorough().is_none());
     }
 
     #[test]

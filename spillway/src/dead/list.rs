@@ -1,7 +1,10 @@
 //! `spillway dead list`: prints a table, or one JSON object per line.
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 use spillway_queue::dead::DeadLetter;
+use spillway_webhook::StreamId;
 use spillway_webhook::freshness::rfc3339;
 
 use super::filter::{DeadFilter, app_of};
@@ -11,6 +14,14 @@ use crate::failure::Failure;
 use crate::format::OutputArgs;
 use crate::out::{count, line, table};
 use crate::place::CellArgs;
+use crate::walk::cursor::LookBudget;
+
+/// Time for one page of a list that is read in pages.
+const PAGE_TIME: Duration = Duration::from_millis(100);
+/// Dead letters that one page looks at.
+const PAGE_LETTERS: usize = 2_000;
+/// Bytes of the dead letters that one page looks at.
+const PAGE_BYTES: usize = 16 << 20;
 
 /// Columns: all of them if the output is wide, else the first ones.
 const HEADER: [&str; 10] = [
@@ -64,6 +75,21 @@ pub(super) async fn run(
     }
     eprintln!("{}", count(found as u64, "dead letter"));
     Ok(())
+}
+
+/// Returns a page of the matching dead letters after `after`, oldest first, and the id with which the next page
+/// goes on. A page may be short: bodies come with dead letters, so it ends at what was looked at.
+pub(crate) async fn page(
+    place: &CellArgs,
+    consumer: &str,
+    filter: &DeadFilter,
+    after: StreamId,
+    limit: usize,
+) -> Result<(Vec<DeadLetter>, Option<StreamId>), Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    let budget = LookBudget::new(Instant::now(), PAGE_TIME, PAGE_LETTERS, PAGE_BYTES);
+    let walk = Walk::new(&redis, &mut connection, consumer).starting_after(after);
+    walk.page(filter, limit, budget).await
 }
 
 fn row(letter: &DeadLetter) -> [String; HEADER.len()] {

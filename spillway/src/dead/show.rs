@@ -1,8 +1,10 @@
 //! `spillway dead show`: one dead letter, exactly as it was received.
 
 use std::io::Write;
+use std::time::{Duration, Instant};
 
-use spillway_queue::dead::DeadLetter;
+use spillway_queue::dead::{DeadLetter, list};
+use spillway_webhook::StreamId;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::{Pack, Record};
 
@@ -13,6 +15,7 @@ use super::{absent, reason};
 use crate::failure::Failure;
 use crate::out::{line, printable, table};
 use crate::place::CellArgs;
+use crate::walk::cursor::LookBudget;
 
 /// Shows the dead letter with this Spillway-Id or Shopify webhook id, or writes only its body.
 pub(super) async fn run(
@@ -48,6 +51,38 @@ async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<DeadLetter, 
         }
     }
     Err(absent(consumer, &id))
+}
+
+/// Finds the dead letter with this Spillway-Id or Shopify webhook id, as far as `time` is enough. The id among the
+/// dead letters, if it is known, is looked at first.
+pub(crate) async fn find_within(
+    place: &CellArgs,
+    consumer: &str,
+    id: &str,
+    known: Option<StreamId>,
+    time: Duration,
+) -> Result<Option<DeadLetter>, Failure> {
+    let filter = DeadFilter::with_id(id);
+    let (redis, mut connection) = place.connect().await?;
+    if let Some(at) = known {
+        let one = list(&redis, &mut connection, consumer, at.previous(), 1).await?;
+        if let Some(letter) = one.into_iter().find(|letter| filter.matches(letter)) {
+            return Ok(Some(letter));
+        }
+    }
+    let budget = LookBudget::new(Instant::now(), time, usize::MAX, usize::MAX);
+    let walk = Walk::new(&redis, &mut connection, consumer);
+    let (mut found, mut next) = walk.page(&filter, 1, budget).await?;
+    if let (true, None, Some(thorough)) = (found.is_empty(), next, filter.thorough()) {
+        let walk = Walk::new(&redis, &mut connection, consumer);
+        (found, next) = walk.page(&thorough, 1, budget).await?;
+    }
+    match (found.into_iter().next(), next) {
+        (None, Some(_)) => Err(Failure::Failed(format!(
+            "not found in time among the dead letters of {consumer}: find {id} in their list, with a filter"
+        ))),
+        (found, _) => Ok(found),
+    }
 }
 
 fn text(letter: &DeadLetter, record: &Record) -> String {

@@ -2,16 +2,18 @@
 //! Each step takes a small batch, so no step blocks Redis for long and an interrupted command
 //! leaves a consistent state.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use spillway_queue::dead::{Take, take};
-use spillway_queue::{Connection, Redis};
+use spillway_webhook::fingerprint::SetDigest;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::absent;
 use super::filter::{DeadFilter, WrittenFilter};
 use super::walk::Walk;
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::consent::{Confirmation, Consent, dry_run};
 use crate::failure::Failure;
 use crate::filter::FILTERS;
@@ -45,9 +47,23 @@ pub(super) struct DropArguments {
 
 /// Dead letters to take, in the order in which they were accepted.
 #[derive(Debug, Default)]
-struct FoundLetters {
+pub(crate) struct FoundLetters {
     letters: Vec<(WebhookId, StreamId)>,
-    compliance_kept: u64,
+    /// Dead letters that match, and are kept because of their topic.
+    pub compliance_kept: u64,
+}
+
+/// Order to take dead letters away.
+#[derive(Debug, Clone)]
+pub(crate) struct TakeOrder {
+    /// Consumer whose dead letters they are.
+    pub consumer: String,
+    /// Action on them.
+    pub how: Take,
+    /// Dead letters that are meant, in words.
+    pub filter: String,
+    /// Number per second; `None`: as fast as they are taken.
+    pub rate: Option<u32>,
 }
 
 /// Queues the matching dead letters for delivery again.
@@ -57,9 +73,8 @@ pub(super) async fn replay(
     arguments: ReplayArguments,
 ) -> Result<(), Failure> {
     let filter = some_filter(arguments.filter, arguments.all)?;
-    let (redis, mut connection) = place.connect().await?;
-    let found = find(&redis, &mut connection, consumer, &filter, |_| false).await?;
-    let number = found.letters.len() as u64;
+    let found = count_letters(place, consumer, &filter, |_| false, |_| Ok(())).await?;
+    let number = found.number();
     if number == 0 {
         if let Some(id) = filter.spillway_id() {
             return Err(absent(consumer, &id));
@@ -70,9 +85,13 @@ pub(super) async fn replay(
         let effect = format!("{} would be replayed", count(number, "dead letter"));
         return Ok(line(dry_run(&effect, "replay them"))?);
     }
-    let mut work =
-        TakeWork { redis, connection, consumer, how: Take::Replay, rate: arguments.rate };
-    let taken = work.take(&found.letters, "replayed").await?;
+    let order = TakeOrder {
+        consumer: consumer.to_owned(),
+        how: Take::Replay,
+        filter: filter.to_string(),
+        rate: arguments.rate,
+    };
+    let taken = take_and_tell(place, order, &found, "replayed").await?;
     told("replayed", taken, number)
 }
 
@@ -84,10 +103,9 @@ pub(super) async fn drop(
 ) -> Result<(), Failure> {
     let DropArguments { filter, consent } = arguments;
     let filter = some_filter(filter, consent.all)?;
-    let (redis, mut connection) = place.connect().await?;
-    let keeps = |topic: &str| consent.keeps(topic);
-    let found = find(&redis, &mut connection, consumer, &filter, keeps).await?;
-    let number = found.letters.len() as u64;
+    let found =
+        count_letters(place, consumer, &filter, |topic| consent.keeps(topic), |_| Ok(())).await?;
+    let number = found.number();
     consent.tell_kept(found.compliance_kept, "dead letter");
     if number == 0 {
         let is_one_kept = found.compliance_kept > 0;
@@ -99,8 +117,13 @@ pub(super) async fn drop(
         let effect = format!("{number} would be dropped for {consumer}, for good");
         return Ok(line(dry_run(&effect, "drop them"))?);
     }
-    let mut work = TakeWork { redis, connection, consumer, how: Take::Drop, rate: None };
-    let taken = work.take(&found.letters, "dropped").await?;
+    let order = TakeOrder {
+        consumer: consumer.to_owned(),
+        how: Take::Drop,
+        filter: filter.to_string(),
+        rate: None,
+    };
+    let taken = take_and_tell(place, order, &found, "dropped").await?;
     told("dropped", taken, number)
 }
 
@@ -115,22 +138,33 @@ fn some_filter(filter: WrittenFilter, all: bool) -> Result<DeadFilter, Failure> 
     Ok(filter)
 }
 
-async fn find(
-    redis: &Redis,
-    connection: &mut Connection,
+/// Finds the matching dead letters. Those of topics that `keeps` names are only counted. `looked` is called with
+/// the number found so far, and ends the search if it fails.
+pub(crate) async fn count_letters(
+    place: &CellArgs,
     consumer: &str,
     filter: &DeadFilter,
     keeps: impl Fn(&str) -> bool,
+    mut looked: impl FnMut(u64) -> Result<(), Failure>,
 ) -> Result<FoundLetters, Failure> {
+    let (redis, mut connection) = place.connect().await?;
     let mut found = FoundLetters::default();
-    let mut walk = Walk::new(redis, connection, consumer);
-    while let Some(page) = walk.next(filter).await? {
-        for letter in page {
-            if keeps(&letter.topic) {
-                found.compliance_kept += 1;
-            } else {
-                found.letters.push((letter.webhook, letter.id));
+    let mut next = Some(filter.clone());
+    while let Some(filter) = next.take() {
+        let first = filter.first_after();
+        let mut walk = Walk::new(&redis, &mut connection, consumer).starting_after(first);
+        while let Some(page) = walk.next(&filter).await? {
+            for letter in page {
+                if keeps(&letter.topic) {
+                    found.compliance_kept += 1;
+                } else {
+                    found.letters.push((letter.webhook, letter.id));
+                }
             }
+            looked(found.number())?;
+        }
+        if found.number() == 0 && found.compliance_kept == 0 {
+            next = filter.thorough();
         }
     }
     // A dead letter that was given up late may have been accepted early. Ids sort in accepted
@@ -139,35 +173,72 @@ async fn find(
     Ok(found)
 }
 
-struct TakeWork<'a> {
-    redis: Redis,
-    connection: Connection,
-    consumer: &'a str,
-    how: Take,
-    rate: Option<u32>,
-}
-
-impl TakeWork<'_> {
-    async fn take(
-        &mut self,
-        letters: &[(WebhookId, StreamId)],
-        verb: &str,
-    ) -> Result<u64, Failure> {
+/// Takes dead letters away, and reports the number so far: it ends if `progress` breaks. Returns the number of those that
+/// were still there.
+pub(crate) async fn take_letters(
+    place: &CellArgs,
+    actor: &Actor,
+    order: TakeOrder,
+    found: &FoundLetters,
+    mut progress: impl FnMut(u64) -> ControlFlow<()>,
+) -> Result<u64, Failure> {
+    let TakeOrder { consumer, how, filter, rate } = order;
+    let verb = match how {
+        Take::Drop => "dead drop",
+        Take::Replay => "dead replay",
+    };
+    let (redis, mut connection) = place.connect().await?;
+    let change = ChangeOrder { verb, consumer: consumer.clone(), filter };
+    let audit = connection.clone();
+    audited(&redis, &audit, actor, change, async {
         let started = Instant::now();
-        let mut progress = Progress::new();
         let mut taken = 0;
         let mut done = 0usize;
-        for batch in letters.chunks(batch_size(self.rate)) {
-            if let Some(rate) = self.rate {
+        for batch in found.letters.chunks(batch_size(rate)) {
+            if let Some(rate) = rate {
                 let due = started + Duration::from_secs_f64(float(done) / f64::from(rate));
                 tokio::time::sleep_until(due.into()).await;
             }
             let ids: Vec<StreamId> = batch.iter().map(|(_, id)| *id).collect();
-            taken += take(&self.redis, &mut self.connection, self.consumer, self.how, &ids).await?;
+            taken += take(&redis, &mut connection, &consumer, how, &ids).await?;
             done += batch.len();
-            progress.tell(|| format!("{verb} {done} of {}", letters.len()));
+            if progress(taken).is_break() {
+                break;
+            }
         }
-        Ok(taken)
+        Ok((taken, taken))
+    })
+    .await
+}
+
+async fn take_and_tell(
+    place: &CellArgs,
+    order: TakeOrder,
+    found: &FoundLetters,
+    verb: &str,
+) -> Result<u64, Failure> {
+    let mut progress = Progress::new();
+    let all = found.number();
+    let tell = |taken| {
+        progress.tell(|| format!("{verb} {taken} of {all}"));
+        ControlFlow::Continue(())
+    };
+    take_letters(place, &Actor::of_command(), order, found, tell).await
+}
+
+impl FoundLetters {
+    /// Number of dead letters to take.
+    pub(crate) fn number(&self) -> u64 {
+        u64::try_from(self.letters.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Digest of the dead letters to take.
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = SetDigest::default();
+        for (webhook, id) in &self.letters {
+            digest.add(format!("{webhook} {id}").as_bytes());
+        }
+        digest.text()
     }
 }
 

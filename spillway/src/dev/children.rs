@@ -33,6 +33,8 @@ pub(super) struct Recipe {
     pub name: &'static str,
     /// Path of the binary.
     pub program: PathBuf,
+    /// Arguments.
+    pub arguments: &'static [&'static str],
     /// Settings added to this process' environment.
     pub settings: Vec<(&'static str, OsString)>,
     /// Variable of this process' environment that is not passed on.
@@ -53,6 +55,7 @@ struct Running {
 impl Recipe {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
+        command.args(self.arguments);
         command.env_remove(self.removed).envs(self.settings.iter().map(|(k, v)| (k, v)));
         command
     }
@@ -133,7 +136,7 @@ impl<'a> Children<'a> {
         Failure::Failed(format!("{what} in time\n{}", tails.join("\n")))
     }
 
-    /// Stops the receiver, then the downstreamer, then Redis. A second signal kills them.
+    /// Stops the receiver, then the downstreamer and the console, then Redis. A second signal kills them.
     pub(super) async fn stop(mut self, signals: &Signals) {
         // Redis was started first, and the others need it until they have ended.
         if !self.running.is_empty() {

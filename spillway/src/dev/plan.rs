@@ -1,6 +1,7 @@
 //! The processes to start, their addresses and their settings. All mistakes are found here, before
 //! anything runs.
 
+use std::env;
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -17,6 +18,17 @@ use crate::http::reachable;
 use crate::place::CellArgs;
 use crate::programs;
 use crate::secret::SecretArguments;
+
+/// Variable by which the console knows the demo backend.
+pub(crate) const CONTROL_URL: &str = "DEMO_CONTROL_URL";
+/// Retries of a cell with the demo backend, where nothing else is set: a newcomer sees all of them, and the dead letter
+/// after them, within a minute.
+const DEMO_RETRIES: [(&str, &str); 4] = [
+    ("RETRY_FIRST", "500ms"),
+    ("RETRY_LONGEST", "5s"),
+    ("RETRY_FOR", "20s"),
+    ("RETRY_REFUSED_FOR", "10s"),
+];
 
 /// Arguments of `dev`. Other settings of the receiver and the downstreamer come from the
 /// environment.
@@ -42,6 +54,10 @@ pub(crate) struct Arguments {
     #[arg(long, env = "DEMO_LISTEN", default_value = "127.0.0.1:8081")]
     demo_listen: String,
 
+    /// Address on which the console listens, for everybody on this machine
+    #[arg(long, env = "CONSOLE_LISTEN", default_value = "127.0.0.1:9820")]
+    console_listen: String,
+
     #[command(flatten)]
     secret: SecretArguments,
 
@@ -65,6 +81,8 @@ pub(super) struct DevPlan {
     pub downstreamer_admin: SocketAddr,
     /// Address on which the demo backend listens, if one is started.
     pub demo_listen: Option<SocketAddr>,
+    /// Address on which the console listens; `None` with `--oneshot`, which nobody watches.
+    pub console_listen: Option<SocketAddr>,
     /// URL to which the downstreamer delivers.
     pub backend_url: String,
     /// The private Redis.
@@ -90,6 +108,8 @@ impl DevPlan {
             free(&mut checker, "DOWNSTREAMER_ADMIN_LISTEN", &arguments.downstreamer_admin_listen);
         let demo_listen =
             backend.is_none().then(|| free(&mut checker, "DEMO_LISTEN", &arguments.demo_listen));
+        let console_listen = (!arguments.oneshot)
+            .then(|| free(&mut checker, "CONSOLE_LISTEN", &arguments.console_listen));
         let has_own_secret = !arguments.secret.is_given();
         let secret = if has_own_secret {
             SecretArguments::in_file(state.secret_file()?)
@@ -111,6 +131,7 @@ impl DevPlan {
             receiver_admin,
             downstreamer_admin,
             demo_listen,
+            console_listen,
             backend_url,
             place,
             oneshot,
@@ -140,6 +161,7 @@ impl DevPlan {
         Ok(Recipe {
             name: "receiver",
             program: beside_us("request-receiver")?,
+            arguments: &[],
             settings: vec![
                 ("REDIS_URL", self.redis_url.clone().into()),
                 ("REDIS_PREFIX", self.redis_prefix.clone().into()),
@@ -153,16 +175,48 @@ impl DevPlan {
 
     /// Parameters to start the downstreamer.
     pub(super) fn downstreamer(&self) -> Result<Recipe, Failure> {
+        let mut settings: Vec<(&str, OsString)> = vec![
+            ("REDIS_URL", self.redis_url.clone().into()),
+            ("REDIS_PREFIX", self.redis_prefix.clone().into()),
+            ("DOWNSTREAM_APP_URL", self.backend_url.clone().into()),
+            ("ADMIN_LISTEN", self.downstreamer_admin.to_string().into()),
+        ];
+        if self.demo_listen.is_some() {
+            let unset = DEMO_RETRIES.into_iter().filter(|(name, _)| env::var_os(name).is_none());
+            settings.extend(unset.map(|(name, value)| (name, value.into())));
+        }
         Ok(Recipe {
             name: "downstreamer",
             program: beside_us("downstreamer")?,
-            settings: vec![
-                ("REDIS_URL", self.redis_url.clone().into()),
-                ("REDIS_PREFIX", self.redis_prefix.clone().into()),
-                ("DOWNSTREAM_APP_URL", self.backend_url.clone().into()),
-                ("ADMIN_LISTEN", self.downstreamer_admin.to_string().into()),
-            ],
+            arguments: &[],
+            settings,
             removed: "LISTEN",
+        })
+    }
+
+    /// Parameters to start the console on this address. It has no secret. `control_url` is of the demo backend.
+    pub(super) fn console(
+        &self,
+        listen: SocketAddr,
+        control_url: Option<&str>,
+    ) -> Result<Recipe, Failure> {
+        let mut settings: Vec<(&str, OsString)> = vec![
+            ("REDIS_URL", self.redis_url.clone().into()),
+            ("REDIS_PREFIX", self.redis_prefix.clone().into()),
+            ("CONSOLE_LISTEN", listen.to_string().into()),
+            ("CONSOLE_HOSTS", format!("localhost:{}", listen.port()).into()),
+            ("CONSOLE_ANONYMOUS_ROLE", "operator".into()),
+            // They are refused together with it, and nobody comes from elsewhere.
+            ("TRUSTED_PROXIES", "".into()),
+            ("TRUSTED_USER_HEADER", "".into()),
+        ];
+        settings.extend(control_url.map(|url| (CONTROL_URL, url.into())));
+        Ok(Recipe {
+            name: "console",
+            program: beside_us("spillway")?,
+            arguments: &["console"],
+            settings,
+            removed: "SHOPIFY_CLIENT_SECRET",
         })
     }
 

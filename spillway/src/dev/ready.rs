@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use spillway_queue::status;
+use tokio::net::TcpStream;
 
 use crate::failure::Failure;
 use crate::http::{HttpClient, reachable};
@@ -27,6 +28,15 @@ pub(super) async fn redis(place: &CellArgs) -> Result<(), Failure> {
             Err(failure @ (Failure::Settings(_) | Failure::Usage(_))) => return Err(failure),
             Err(failure) => progress.tell(|| format!("waiting for redis: {failure}")),
         }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Waits until somebody listens on this address.
+pub(super) async fn listens(name: &str, address: SocketAddr) {
+    let mut progress = Progress::new();
+    while let Err(error) = TcpStream::connect(reachable(address)).await {
+        progress.tell(|| format!("waiting for the {name}: {error}"));
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }

@@ -17,8 +17,12 @@ const REDIS_CONF: &str = include_str!("../../../ops/redis.conf");
 /// Longest path of a unix socket, without its terminating zero.
 const SOCKET_PATH_MAX: usize = 107;
 /// Processes of a cell: the name of their files, and the process name in the kernel.
-const PROCESSES: [(&str, &str); 3] =
-    [("redis", "redis-server"), ("receiver", "request-receiv"), ("downstreamer", "downstreamer")];
+const PROCESSES: [(&str, &str); 4] = [
+    ("redis", "redis-server"),
+    ("receiver", "request-receiv"),
+    ("downstreamer", "downstreamer"),
+    ("console", "spillway"),
+];
 
 /// The directory, locked against other cells while this value lives.
 #[derive(Debug)]

@@ -39,6 +39,9 @@ pub(super) fn what_runs(plan: &DevPlan) -> Result<(), Failure> {
     if let Some(address) = plan.demo_listen {
         rows.push(row("demo backend", format!("http://{address}, prints each delivery"), "here"));
     }
+    if let Some(address) = plan.console_listen {
+        rows.push(row("console", format!("http://{address}"), "run/console.log"));
+    }
     line(table(&["RUNS", "WHERE", "LOG"], rows))?;
     Ok(line("")?)
 }
@@ -90,6 +93,12 @@ pub(super) fn what_to_try(
     line("\nLook inside:\n")?;
     for command in ["status", "dead list", "doctor"] {
         line(format_args!("  {spillway} {command} --env-file run/spillway.env"))?;
+    }
+    if let (Some(console), Some(_)) = (plan.console_listen, plan.demo_listen) {
+        line(format_args!(
+            "\nIn a browser: http://{console}. On http://{console}/demo, tell the demo backend to fail, send \
+             webhooks,\nand see retries, lanes and dead letters; then let it work again, and replay them."
+        ))?;
     }
     Ok(line("\nCtrl-C stops everything; what is stored stays in ./run.\n")?)
 }

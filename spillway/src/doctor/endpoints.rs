@@ -12,8 +12,8 @@ use crate::out::printable;
 const BACKEND_DOWN: &str = "backend_down: ";
 
 /// Admin addresses of the processes.
-#[derive(Debug, clap::Args)]
-pub(super) struct EndpointArguments {
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct EndpointArguments {
     /// Admin address of the receiver; default 127.0.0.1:9811, where no answer is only a warning
     #[arg(long, value_name = "ADDRESS")]
     receiver: Option<String>,
@@ -26,6 +26,20 @@ pub(super) struct EndpointArguments {
     /// kafka is registered
     #[arg(long, value_name = "ADDRESS")]
     kafka_producer: Option<String>,
+}
+
+impl EndpointArguments {
+    /// Admin addresses of the processes, with their names.
+    pub(crate) fn addresses(&self) -> [(&'static str, String); 3] {
+        let or = |given: &Option<String>, default: &str| {
+            given.clone().unwrap_or_else(|| default.to_owned())
+        };
+        [
+            ("receiver", or(&self.receiver, RECEIVER)),
+            ("downstreamer", or(&self.downstreamer, DOWNSTREAMER)),
+            ("kafka-producer", or(&self.kafka_producer, KAFKA_PRODUCER)),
+        ]
+    }
 }
 
 /// Checks that each process is ready.

@@ -6,7 +6,7 @@ use crate::out::{Colour, coloured, printable};
 
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Severity {
+pub(crate) enum Severity {
     /// Nothing is wrong.
     Ok,
     /// The thing checked works, but not as well or as safely as it could.
@@ -17,7 +17,7 @@ pub(super) enum Severity {
 
 /// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Finding {
+pub(crate) struct Finding {
     /// Severity.
     pub level: Severity,
     /// The thing checked, and its state.

@@ -18,6 +18,7 @@ use super::hand::HandOrder;
 use super::order::{PurgeOrder, PurgeOrders};
 use super::purge::PurgePlace;
 use super::report::PurgeReport;
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::failure::Failure;
 use crate::format::OutputArgs;
 use crate::out::{age, count, line};
@@ -98,7 +99,7 @@ pub(super) async fn run(
         earlier.pending.extend(unread);
         return earlier.print(output);
     }
-    let Some(mut report) = purge.run(&PurgeOrders::new(orders), is_dry_run).await? else {
+    let Some(mut report) = carry_out(purge, orders, is_dry_run).await? else {
         let told = "another purge is at work: it is left to that one";
         if output.is_json() {
             line(json!({ "dry_run": false, "complete": false, "notes": [told] }))?;
@@ -110,6 +111,29 @@ pub(super) async fn run(
     report.pending.extend(earlier.pending);
     report.pending.extend(unread);
     report.print(output)
+}
+
+/// Carries out orders. `None` if another purge is at work.
+async fn carry_out(
+    purge: &mut PurgePlace,
+    orders: Vec<PurgeOrder>,
+    is_dry_run: bool,
+) -> Result<Option<PurgeReport>, Failure> {
+    let number = u64::try_from(orders.len()).unwrap_or(u64::MAX);
+    let orders = PurgeOrders::new(orders);
+    if is_dry_run {
+        return purge.run(&orders, true).await;
+    }
+    let filter = count(number, "redaction");
+    let change = ChangeOrder { verb: "forget --due", consumer: String::new(), filter };
+    let redis = purge.redis.clone();
+    let audit = purge.connection.clone();
+    audited(&redis, &audit, &Actor::of_command(), change, async {
+        let report = purge.run(&orders, false).await?;
+        let carried_out = if report.is_some() { number } else { 0 };
+        Ok((report, carried_out))
+    })
+    .await
 }
 
 /// True if the oldest redaction has waited for half of the time that it has, or an order by hand was cut off.

@@ -13,10 +13,11 @@ use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
 use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
 use spillway_queue::lane::LaneRow;
 use spillway_queue::status;
-use spillway_webhook::fingerprint::id_key;
+use spillway_webhook::fingerprint::{SetDigest, id_key};
 use spillway_webhook::shopify::Headers;
 
 use super::list::NOTHING;
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::consent::{Consent, dry_run};
 use crate::failure::Failure;
 use crate::filter::{FILTERS, FilterArguments};
@@ -57,6 +58,15 @@ pub(crate) struct NamedWebhooks {
     pub compliance_kept: u64,
 }
 
+/// An order to drop that was given.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OrderedDrop {
+    /// Version of the order.
+    pub version: u64,
+    /// Progress of the consumer with its orders before it.
+    pub before: CarriedOut,
+}
+
 /// Choice of what becomes of a waiting webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DropChoice {
@@ -87,42 +97,75 @@ pub(super) async fn run(
         return Err(Failure::Usage(format!("give a filter ({FILTERS}), or --all")));
     }
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
-    let wanted = filter.clone();
-    let choose = move |met: &Met<'_>| {
-        if !met.is_meant(&wanted) {
-            DropChoice::Other
-        } else if consent.keeps(&met.topic()) {
-            DropChoice::Keep
-        } else {
-            DropChoice::Drop
-        }
-    };
-    let named = find(&mut waiting, &filter, |_| true, choose).await?;
+    let keeps = move |topic: &str| consent.keeps(topic);
+    let named = count_waiting(&mut waiting, &filter, keeps).await?;
     consent.tell_kept(named.compliance_kept, "webhook");
     if named.webhooks == 0 || !consent.confirmation.yes {
         return tell_unchanged(consumer, named.webhooks, &arguments);
     }
-    let redis = waiting.redis.clone();
-    if !waiting.is_registered {
-        // An order is for a registered consumer. The downstreamer would register itself the same way.
-        register(&redis, waiting.connection(), Some(consumer), StartAt::Oldest).await?;
-    }
-    let before = controls::carried_out(&redis, waiting.connection(), consumer).await?;
-    let NamedWebhooks { dropping, history, webhooks, .. } = named;
-    let connection = waiting.connection();
-    let mut ordered = 0;
+    let webhooks = named.webhooks;
     let mut progress = Progress::new();
-    let report = |so_far| {
-        ordered = so_far;
-        progress.tell(|| format!("ordered the drop of {so_far} of {webhooks}"));
-    };
-    let order = controls::drop(&redis, connection, consumer, &dropping, &history, report).await;
-    let version = order.map_err(|error| partly_ordered(error, ordered, webhooks))?;
+    let ordering = |so_far| progress.tell(|| format!("ordered the drop of {so_far} of {webhooks}"));
+    let actor = Actor::of_command();
+    let ordered = order_drop(&mut waiting, &actor, filter.to_string(), &named, ordering).await?;
+    let OrderedDrop { version, before } = ordered;
     let dropped = match arguments.no_wait {
         true => 0,
         false => watch(&mut waiting, consumer, version, before, webhooks).await?,
     };
     tell(&mut waiting, consumer, webhooks, dropped, &arguments).await
+}
+
+/// Finds the waiting webhooks of a consumer that match. Those of topics that `keeps` names are only counted.
+pub(crate) async fn count_waiting(
+    waiting: &mut Waiting,
+    filter: &Filter,
+    keeps: impl Fn(&str) -> bool + Clone + Send + Sync + 'static,
+) -> Result<NamedWebhooks, Failure> {
+    let wanted = filter.clone();
+    let choose = move |met: &Met<'_>| {
+        if !met.is_meant(&wanted) {
+            DropChoice::Other
+        } else if keeps(&met.topic()) {
+            DropChoice::Keep
+        } else {
+            DropChoice::Drop
+        }
+    };
+    find(waiting, filter, |_| true, choose).await
+}
+
+/// Orders the consumer to drop what was found. `filter` is what was meant, in words; `progress` receives the number
+/// whose drop is ordered so far.
+pub(crate) async fn order_drop(
+    waiting: &mut Waiting,
+    actor: &Actor,
+    filter: String,
+    named: &NamedWebhooks,
+    mut progress: impl FnMut(u64),
+) -> Result<OrderedDrop, Failure> {
+    let redis = waiting.redis.clone();
+    let consumer = waiting.consumer.clone();
+    let order = ChangeOrder { verb: "queue drop", consumer: consumer.clone(), filter };
+    let audit = waiting.connection().clone();
+    audited(&redis, &audit, actor, order, async {
+        if !waiting.is_registered {
+            // An order is for a registered consumer. The downstreamer would register itself the same way.
+            register(&redis, waiting.connection(), Some(&consumer), StartAt::Oldest).await?;
+        }
+        let before = controls::carried_out(&redis, waiting.connection(), &consumer).await?;
+        let NamedWebhooks { dropping, history, webhooks, .. } = named;
+        let mut ordered = 0;
+        let report = |so_far| {
+            ordered = so_far;
+            progress(so_far);
+        };
+        let connection = waiting.connection();
+        let order = controls::drop(&redis, connection, &consumer, dropping, history, report).await;
+        let version = order.map_err(|error| partly_ordered(error, ordered, *webhooks))?;
+        Ok((OrderedDrop { version, before }, *webhooks))
+    })
+    .await
 }
 
 fn partly_ordered(error: QueueError, ordered: u64, webhooks: u64) -> Failure {
@@ -185,6 +228,25 @@ impl One {
 }
 
 impl NamedWebhooks {
+    /// Digest of the webhooks to drop.
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = SetDigest::default();
+        let mut main: Vec<_> = self.dropping.main.iter().collect();
+        main.sort_unstable();
+        for (entry, bits) in main {
+            digest.add(entry.to_string().as_bytes());
+            // A longer row of bits may end with empty ones.
+            let len = bits.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            digest.add(&bits[..len]);
+        }
+        let mut replays: Vec<_> = self.dropping.replays.iter().collect();
+        replays.sort_unstable();
+        for id in replays {
+            digest.add(format!("replay {id}").as_bytes());
+        }
+        digest.text()
+    }
+
     fn take(&mut self, found: Vec<One>) -> ControlFlow<()> {
         for One { past, replay, is_kept } in found {
             if is_kept {

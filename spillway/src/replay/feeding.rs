@@ -49,7 +49,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Feeding {
     reader: PassReader,
     feeder: Feeder<FedWebhook>,
-    feed: ReplayFeed,
+    /// The record in Redis.
+    pub feed: ReplayFeed,
     link: RedisLink,
     clock: FeedClock,
     rate: RateBucket,
@@ -136,14 +137,24 @@ impl Feeding {
         })
     }
 
-    /// Feeds everything, and waits a while for what is under way.
+    /// Feeds everything as a command: until a signal, and with a report of the end.
     pub(super) async fn run(&mut self, output: OutputArgs) -> Result<(), Failure> {
         let stop = stop_on_signal()?;
         if !output.is_json() {
             line(format_args!("replay {}", self.feed.id()))?;
         }
+        self.feed(&stop, |_| {}).await?;
+        self.tell(output)
+    }
+
+    /// Feeds everything, and waits a while for what is under way. `progress` receives the number fed so far.
+    pub(super) async fn feed(
+        &mut self,
+        stop: &CancellationToken,
+        progress: impl FnMut(u64),
+    ) -> Result<u64, Failure> {
         let go_on = format!("`spillway replay resume {}` goes on", self.feed.id());
-        match self.feed_all(&stop).await {
+        match self.feed_all(stop, progress).await {
             Ok(FeedEnd::Done) => {}
             Ok(FeedEnd::Stopped) => return Err(Failure::Failed(format!("stopped; {go_on}"))),
             Ok(FeedEnd::Refused(refusal)) => return Err(Failure::Failed(refusal.to_string())),
@@ -156,14 +167,19 @@ impl Feeding {
                 return Err(failure);
             }
         }
-        self.wait_for_last(&stop).await?;
-        self.tell(output)
+        self.wait_for_last(stop).await?;
+        Ok(self.tally.fed)
     }
 
     /// Feeds everything. Begins again from the record if what is in memory is not to be fed any more.
-    async fn feed_all(&mut self, stop: &CancellationToken) -> Result<FeedEnd, Failure> {
+    async fn feed_all(
+        &mut self,
+        stop: &CancellationToken,
+        mut progress: impl FnMut(u64),
+    ) -> Result<FeedEnd, Failure> {
         self.look().await?;
         loop {
+            progress(self.tally.fed);
             let Some(end) = self.turn(stop).await? else { continue };
             match end {
                 FeedEnd::Refused(ReplayRefusal::Redacted) => {}

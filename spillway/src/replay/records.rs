@@ -5,6 +5,7 @@ use spillway_queue::replay::{self, ReplayRecord, ReplayState};
 use spillway_webhook::freshness::rfc3339;
 
 use super::spec::ReplaySpec;
+use crate::audited::{Actor, ChangeOrder, audited};
 use crate::failure::Failure;
 use crate::format::OutputArgs;
 use crate::out::{line, table};
@@ -37,9 +38,7 @@ pub(super) async fn cancel(
     id: &str,
     output: OutputArgs,
 ) -> Result<(), Failure> {
-    let (redis, mut connection) = place.connect().await?;
-    let before = replay::cancel(&redis, &mut connection, consumer, id).await?;
-    let before = before.ok_or_else(|| absent(consumer, id))?;
+    let before = end(place, &Actor::of_command(), consumer, id).await?;
     if output.is_json() {
         let is_new = before == ReplayState::Running;
         return Ok(line(json!({ "replay": id, "cancelled": is_new, "was": before.label() }))?);
@@ -51,6 +50,28 @@ pub(super) async fn cancel(
         ReplayState::Done => format!("{id} was done already"),
         ReplayState::Cancelled => format!("{id} was cancelled already"),
     })?)
+}
+
+/// Cancels a replay, and returns its state before.
+pub(super) async fn end(
+    place: &CellArgs,
+    actor: &Actor,
+    consumer: &str,
+    id: &str,
+) -> Result<ReplayState, Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    let audit = connection.clone();
+    let change = ChangeOrder {
+        verb: "replay cancel",
+        consumer: consumer.to_owned(),
+        filter: format!("replay {id}"),
+    };
+    audited(&redis, &audit, actor, change, async {
+        let before = replay::cancel(&redis, &mut connection, consumer, id).await?;
+        let before = before.ok_or_else(|| absent(consumer, id))?;
+        Ok((before, u64::from(before == ReplayState::Running)))
+    })
+    .await
 }
 
 /// Reads the description of a replay.

@@ -10,6 +10,7 @@ use spillway_webhook::{Position, RoutingFacts, StreamId, WebhookId};
 use super::lanes::SkippedWebhooks;
 use super::spec::ReplaySpec;
 use crate::walk::Met;
+use crate::walk::cursor::WaitCursor;
 
 /// Reads the webhooks of a replay, from some position on.
 pub(super) struct WebhookSource {
@@ -121,7 +122,8 @@ impl WebhookSource {
         open.next += 1;
         let view = open.pack.view(index);
         let id = WebhookId { cell: spec.cell, entry: open.entry, index };
-        let met = Met { id, view, aside: None };
+        let cursor = WaitCursor::Main(id.entry, id.index);
+        let met = Met { id, view, aside: None, cursor };
         let skip = if view.is_erased() {
             Some(SkipReason::NotForConsumer)
         } else if !met.is_meant(&spec.filter) {

@@ -18,6 +18,8 @@ use crate::out::now_ms;
 const OPEN_SHARE: usize = 8;
 /// Part of `--at-once` that one shop may have.
 const SHOP_PART: usize = 4;
+/// Replays that the consumer has at once, if nobody says it.
+const AT_ONCE: u32 = 32;
 /// Webhooks that are held in memory, a minute of a shop that takes 70 in a second.
 const HELD_MAX: usize = 4096;
 /// Bytes of these.
@@ -80,8 +82,8 @@ struct ReplayBreadth {
 }
 
 /// Flags of a new replay, after their values were checked.
-#[derive(Debug)]
-pub(super) struct AskedReplay {
+#[derive(Debug, Clone)]
+pub(crate) struct AskedReplay {
     from_ms: u64,
     to_ms: u64,
     cell: Option<u32>,
@@ -151,7 +153,7 @@ impl StartArguments {
             let wrong = || Failure::Usage(format!("--cell {cell:?} is not an id such as a1b2c3d4"));
             cell_id(&cell).ok_or_else(wrong)
         });
-        let pace = ReplayPace { at_once: self.at_once.unwrap_or(32), rate: self.rate };
+        let pace = ReplayPace { at_once: self.at_once.unwrap_or(AT_ONCE), rate: self.rate };
         let cell = cell.transpose()?;
         let filter = self.which.filter();
         let ReplayBreadth { all, force } = self.breadth;
@@ -162,7 +164,33 @@ impl StartArguments {
     }
 }
 
+/// Range of time of a replay, as given: RFC 3339 or how long ago.
+#[derive(Debug, Clone)]
+pub(crate) struct AskedRange {
+    /// Begin.
+    pub from: String,
+    /// End; now without it.
+    pub to: Option<String>,
+}
+
 impl AskedReplay {
+    /// A replay of values that come from elsewhere than the command line. It leaves out what nobody names.
+    pub(crate) fn of(
+        range: AskedRange,
+        filter: Filter,
+        rate: Option<u32>,
+    ) -> Result<Self, Failure> {
+        let now = now_ms();
+        let from_ms = moment_ms("since", range.from.trim(), now)?;
+        let to = range.to.filter(|to| !to.trim().is_empty());
+        let to_ms = to.map(|to| moment_ms("until", to.trim(), now)).transpose()?.unwrap_or(now);
+        if to_ms < from_ms {
+            return Err(Failure::Usage("until is before since".to_owned()));
+        }
+        let pace = ReplayPace { at_once: AT_ONCE, rate };
+        Ok(Self { from_ms, to_ms, cell: None, filter, force: false, pace })
+    }
+
     /// Describes the replay. Its range ends where the consumer, or the archive, ends: sentences say so.
     pub(super) async fn spec(
         self,

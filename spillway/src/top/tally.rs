@@ -57,7 +57,7 @@ struct Run {
 
 /// One line of the output.
 #[derive(Debug, PartialEq)]
-pub(super) struct Row {
+pub(crate) struct Row {
     /// Shop, topic or resource.
     pub name: String,
     /// Number of waiting webhooks, exact or estimated.

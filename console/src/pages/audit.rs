@@ -1,0 +1,98 @@
+//! The audit: who changed what.
+
+use maud::{Markup, html};
+
+use super::figures::{moment, thousands};
+use super::frame::ConsoleView;
+use super::links;
+use super::parts::{StateLevel, TableColumn, field, list, pager, state};
+use crate::access::Caller;
+use crate::model::audit::{AuditLine, AuditList, AuditQuery};
+
+const COLUMNS: [TableColumn<'static>; 7] = [
+    TableColumn::text("Began"),
+    TableColumn::text("Who"),
+    TableColumn::text("Command"),
+    TableColumn::text("Consumer"),
+    TableColumn::text("Webhooks"),
+    TableColumn::number("Number"),
+    TableColumn::text("End"),
+];
+
+/// The whole page.
+pub fn page(caller: &Caller, audit: &AuditList, query: &AuditQuery) -> Markup {
+    let rows: Vec<_> = audit.records.iter().map(|line| row(query, line)).collect();
+    ConsoleView::Audit.page(
+        caller,
+        &html! {
+            p { "Every change of the cell, by the console, the API or the command. Looks are not recorded." }
+            form.filter method="get" action="/audit" role="search" aria-label="Filter of the audit" {
+                (field("filter", "actor", "Who", query.actor.as_deref(), "mia"))
+                (field("filter", "verb", "Command", query.verb.as_deref(), "dead replay"))
+                button type="submit" { "Show" }
+            }
+            @if rows.is_empty() && audit.next.is_none() {
+                p.notice { "No record matches." }
+            } @else {
+                (list("Changes, the newest first. Times are in UTC", &COLUMNS, &rows))
+            }
+            (pager("/audit", query, audit.next.as_deref(), rows.is_empty()))
+        },
+    )
+}
+
+fn row(query: &AuditQuery, line: &AuditLine) -> Vec<Markup> {
+    let select = |name: &str, value: &str| {
+        let href = links::with_query("/audit", query, &[(name, value), ("after", "")]);
+        html! { a href=(href) { (value) } }
+    };
+    let number = line.count.map_or_else(|| "–".to_owned(), thousands);
+    vec![
+        moment(line.began_ms),
+        html! { (select("actor", &line.actor)) " " span.quiet { "by " (line.way) } },
+        select("verb", &line.verb),
+        html! { (line.consumer) },
+        html! { (line.filter) },
+        html! { (number) },
+        end(line),
+    ]
+}
+
+fn end(line: &AuditLine) -> Markup {
+    match (&line.failure, line.count) {
+        (Some(failure), _) => html! { (state(StateLevel::Bad, "failed")) " " (failure) },
+        (None, Some(_)) => state(StateLevel::Ok, "done"),
+        (None, None) => state(StateLevel::Warning, "under way, or cut off"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Role;
+    use crate::pages::testing::{assert_hygiene, caller, hostile};
+
+    #[test]
+    fn records_are_escaped_and_show_their_end() {
+        let failed = AuditLine {
+            id: hostile(),
+            began_ms: 1_767_268_800_000,
+            actor: hostile(),
+            way: hostile(),
+            verb: hostile(),
+            consumer: hostile(),
+            filter: hostile(),
+            count: None,
+            failure: Some(hostile()),
+        };
+        let done = AuditLine { count: Some(1_234), failure: None, ..failed.clone() };
+        let begun = AuditLine { count: None, ..done.clone() };
+        let audit = AuditList { records: vec![failed, done, begun], next: Some(hostile()) };
+        let query = AuditQuery { actor: Some(hostile()), ..AuditQuery::default() };
+        let text = page(&caller(Role::Support), &audit, &query).into_string();
+        for shown in ["failed", "1,234", "under way", "/audit?"] {
+            assert!(text.contains(shown), "{shown} is missing: {text}");
+        }
+        assert_hygiene(&text);
+    }
+}

@@ -1,0 +1,135 @@
+//! Decides if a Redis lost what it had answered, when it is connected to again.
+
+use spillway_queue::gaps::{GapReason, NotedGap, RedisRun};
+
+/// Time before the last answer of a Redis that syncs each second which a crash may undo.
+const UNSYNCED_MS: u64 = 2_000;
+
+/// Watch over the runs of Redis. It knows no clock.
+#[derive(Debug, Default)]
+pub struct LossWatch {
+    /// Number of the connection whose run is known.
+    generation: Option<u64>,
+    /// Time of the last look that Redis answered.
+    answered_ms: Option<u64>,
+    /// Loss that was found, and may not be written yet.
+    found: Option<NotedGap>,
+}
+
+/// Facts that are known at a new connection.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionFacts {
+    /// Time of the newest entry whose append was confirmed before Redis was asked for its run; 0 if none was.
+    pub stored_ms: u64,
+    /// True if a start of this Redis loses nothing: it syncs before it answers, and it is certainly the same one.
+    pub keeps_all: bool,
+    /// Time of the look.
+    pub now_ms: u64,
+}
+
+impl LossWatch {
+    /// Returns true if the run of this connection is known.
+    pub fn is_known(&self, generation: u64) -> bool {
+        self.generation == Some(generation)
+    }
+
+    /// Handles an answer of a Redis whose run is known.
+    pub fn on_answer(&mut self, now_ms: u64) {
+        self.answered_ms = Some(now_ms);
+    }
+
+    /// Handles the run that a new connection is of. Two cases are a loss: the stream ends before an entry that was
+    /// confirmed, which is certain. Or it is another run of a Redis that may lose its last seconds. Returns the loss, which
+    /// is known until [`Self::on_noted`].
+    pub fn on_run(&mut self, run: &RedisRun, facts: ConnectionFacts) -> Option<NotedGap> {
+        let ConnectionFacts { stored_ms, keeps_all, now_ms } = facts;
+        let is_another_run = !run.before.is_empty() && run.before != run.current;
+        let newest_ms = run.newest.ms;
+        let from_ms = if stored_ms > newest_ms {
+            // An empty stream says nothing about the time.
+            Some(if newest_ms == 0 { stored_ms.saturating_sub(UNSYNCED_MS) } else { newest_ms })
+        } else if is_another_run && !keeps_all {
+            Some(self.answered_ms.unwrap_or(newest_ms).saturating_sub(UNSYNCED_MS))
+        } else {
+            None
+        };
+        if let Some(from_ms) = from_ms {
+            let (shop, topic) = Default::default();
+            let reason = GapReason::Lost;
+            // Found before, but not written.
+            let from_ms = self.found.take().map_or(from_ms, |found| found.from_ms.min(from_ms));
+            self.found = Some(NotedGap { reason, shop, topic, from_ms, to_ms: now_ms, count: 0 });
+        }
+        self.found.clone()
+    }
+
+    /// Handles that the run of this connection, and a loss before it, is written.
+    pub fn on_noted(&mut self, generation: u64, now_ms: u64) {
+        self.generation = Some(generation);
+        self.answered_ms = Some(now_ms);
+        self.found = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_webhook::StreamId;
+
+    use super::*;
+
+    fn run(before: &str, current: &str, newest_ms: u64) -> RedisRun {
+        let newest = StreamId { ms: newest_ms, seq: 0 };
+        RedisRun { before: before.to_owned(), current: current.to_owned(), newest }
+    }
+
+    fn facts(stored_ms: u64, keeps_all: bool) -> ConnectionFacts {
+        ConnectionFacts { stored_ms, keeps_all, now_ms: 100_000 }
+    }
+
+    /// Times of the gaps that a watch notes whose Redis answered at 50 s.
+    fn noted(run: &RedisRun, facts: ConnectionFacts) -> Vec<(u64, u64)> {
+        let mut watch = LossWatch::default();
+        watch.on_answer(50_000);
+        let lost = watch.on_run(run, facts);
+        watch.on_noted(1, facts.now_ms);
+        assert!(watch.is_known(1) && !watch.is_known(2));
+        lost.iter().map(|note| (note.from_ms, note.to_ms)).collect()
+    }
+
+    #[test]
+    fn a_loss_that_could_not_be_written_is_found_again() {
+        let mut watch = LossWatch::default();
+        watch.on_answer(50_000);
+        assert!(watch.on_run(&run("a", "b", 40_000), facts(49_000, true)).is_some());
+        assert!(!watch.is_known(1));
+        // New webhooks were stored since.
+        let later = ConnectionFacts { now_ms: 103_000, ..facts(101_000, true) };
+        let found = watch.on_run(&run("a", "b", 101_000), later).expect("the loss");
+        assert_eq!((found.from_ms, found.to_ms), (40_000, 100_000));
+        watch.on_noted(1, 103_000);
+        assert_eq!(watch.on_run(&run("b", "b", 101_000), later), None);
+    }
+
+    #[test]
+    fn a_stream_that_ends_before_a_confirmed_entry_lost_it() {
+        assert_eq!(noted(&run("a", "b", 40_000), facts(49_000, true)), [(40_000, 100_000)]);
+        // Also without another run: an older copy was loaded.
+        assert_eq!(noted(&run("", "b", 40_000), facts(49_000, true)), [(40_000, 100_000)]);
+        assert_eq!(noted(&run("", "b", 0), facts(49_000, true)), [(47_000, 100_000)]);
+    }
+
+    #[test]
+    fn another_run_may_have_lost_its_last_seconds() {
+        assert_eq!(noted(&run("a", "b", 49_000), facts(49_000, false)), [(48_000, 100_000)]);
+        assert_eq!(noted(&run("a", "b", 49_000), facts(49_000, true)), []);
+        assert_eq!(noted(&run("a", "a", 49_000), facts(49_000, false)), []);
+        assert_eq!(noted(&run("", "b", 49_000), facts(0, false)), [], "the first one");
+    }
+
+    #[test]
+    fn a_receiver_that_starts_with_redis_knows_only_the_end_of_the_stream() {
+        let mut watch = LossWatch::default();
+        let lost = watch.on_run(&run("a", "b", 40_000), facts(0, false)).expect("a loss");
+        assert_eq!(lost.from_ms, 38_000);
+    }
+}

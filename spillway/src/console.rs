@@ -1,0 +1,121 @@
+//! `spillway console`: a page that shows the cell, and an API beside it.
+//!
+//! This part joins routes with Redis; all that knows no Redis is the crate `spillway-console`. The path of a
+//! request ends in a handler of [`api`] (JSON) or [`views`] (pages). Both call the functions by which the
+//! command's own verbs find out and change things. [`overview`] reads the cell once for all who watch.
+
+mod account;
+mod api;
+mod ask;
+mod extract;
+mod files;
+mod history;
+mod jobs;
+mod links;
+mod live;
+mod overview;
+mod problem;
+mod routes;
+mod settings;
+mod state;
+mod views;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use axum::Extension;
+use clap::Args;
+use spillway_console::serve::ConsoleListener;
+use spillway_process::{Background, metrics, reload, shutdown, supervisor, telemetry};
+use tokio::net::TcpListener;
+
+use crate::failure::Failure;
+use account::AccountCommand;
+use history::HistoryArgs;
+use settings::{ConsoleArgs, ConsoleSettings};
+use state::Console;
+
+/// Threads for work that blocks. Half of them are never taken by work that waits for others: see [`links::apart`]. With
+/// the threads of the cores, they are fewer than `TasksMax` of the unit.
+pub(crate) const BLOCKING_MAX: usize = 2 * links::APART_MAX;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    serve: ConsoleArgs,
+
+    #[command(flatten)]
+    history: HistoryArgs,
+
+    #[command(subcommand)]
+    account: Option<AccountCommand>,
+}
+
+/// Serves until SIGTERM or SIGINT; with a subcommand, edits the users or tokens.
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { serve, history, account } = arguments;
+    if let Some(command) = account {
+        let (users, tokens) = serve.account_files();
+        account::run(command, users, tokens)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let settings = serve.check()?;
+    telemetry::init(settings.log_format);
+    let failed = |error: std::io::Error| Failure::Failed(format!("cannot start: {error}"));
+    let stop = shutdown::on_signal().map_err(failed)?;
+    let background = Background::start().map_err(failed)?;
+    settings.unread.log();
+    let ConsoleSettings { place, listen, gate, desk, tls, files, unread, proxies, .. } = settings;
+    let tcp = TcpListener::bind(listen).await.map_err(|error| {
+        Failure::Failed(format!(
+            "CONSOLE_LISTEN: cannot listen on {listen}: {error}; set another address"
+        ))
+    })?;
+    let registry = metrics::registry("console");
+    background.spawn("reloading files", reload::start(files, &registry).map_err(failed)?);
+    let console = Arc::new(Console::new(place, stop.clone(), history));
+    let looking = console.clone();
+    background.spawn("looking at the cell", async move { looking.observe().await });
+    let mut router = routes::table().into_router(&gate).with_state(console);
+    if let Some(desk) = desk {
+        router = router.layer(Extension(desk));
+    }
+    let router = unread.guard(router);
+    tracing::info!(address = %listen, version = spillway_process::version(), "the console listens");
+    supervisor::ready();
+    let serving = ConsoleListener { tcp, tls, proxies }.serve(router, stop.clone());
+    let ended = background.supervise(&stop, serving).await;
+    ended.map_err(|error| Failure::Failed(error.to_string()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn a_file_may_be_named_before_or_after_what_is_done_with_it() {
+        let add = ["user", "add", "mia", "--role", "support", "--personal"];
+        let file = ["--users-file", "users"];
+        for words in [[&add[..], &file].concat(), [&file[..], &add].concat()] {
+            let parsed = Command::try_parse_from([&["x"][..], &words].concat());
+            let arguments = parsed.expect("good words").arguments;
+            assert_eq!(arguments.serve.account_files(), (Some(Path::new("users")), None));
+            assert!(matches!(arguments.account, Some(AccountCommand::User(_))));
+        }
+        assert!(Command::try_parse_from(["x", "user", "add", "mia", "--role", "root"]).is_err());
+        assert!(Command::try_parse_from(["x", "user", "add", "mia"]).is_err());
+        let served = Command::try_parse_from(["x"]).expect("no words at all");
+        assert!(served.arguments.account.is_none());
+    }
+}

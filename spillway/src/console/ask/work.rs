@@ -1,0 +1,185 @@
+//! Work of jobs: each verb counts first, and then changes what it counted.
+
+use std::ops::ControlFlow;
+
+use spillway_archive::args::ArchiveArgs;
+use spillway_queue::controls::Filter;
+use spillway_queue::dead::Take;
+use spillway_webhook::shopify::is_compliance;
+
+use crate::audited::Actor;
+use crate::console::jobs::{CountedJob, JobProgress, JobWork, MadeJob};
+use crate::console::links::apart;
+use crate::dead::filter::DeadFilter;
+use crate::dead::take::{FoundLetters, TakeOrder, count_letters, take_letters};
+use crate::failure::Failure;
+use crate::place::CellArgs;
+use crate::queue::drop::{NamedWebhooks, OrderedDrop, count_waiting, order_drop, watch};
+use crate::replay::spec::AskedReplay;
+use crate::replay::{PlannedReplay, order_replay, plan_replay};
+use crate::walk::Waiting;
+
+/// Cell and consumer that a job changes, and the one who ordered it.
+#[derive(Clone)]
+pub(super) struct JobTarget {
+    /// The cell.
+    pub place: CellArgs,
+    /// Name of the consumer.
+    pub consumer: String,
+    /// The one who ordered it.
+    pub actor: Actor,
+}
+
+/// Replay or drop of dead letters.
+pub(super) struct DeadWork {
+    /// Target of the job.
+    pub target: JobTarget,
+    /// Dead letters that are meant.
+    pub filter: DeadFilter,
+    /// Action on them.
+    pub how: Take,
+    /// Number per second.
+    pub rate: Option<u32>,
+    /// True to drop compliance topics too.
+    pub force: bool,
+}
+
+/// Drop of webhooks that wait.
+pub(super) struct DropWork {
+    /// Target of the job.
+    pub target: JobTarget,
+    /// Webhooks that are meant.
+    pub filter: Filter,
+    /// True to drop compliance topics too.
+    pub force: bool,
+}
+
+/// Replay of archived webhooks.
+pub(super) struct ArchiveWork {
+    /// Target of the job.
+    pub target: JobTarget,
+    /// The archive.
+    pub archive: ArchiveArgs,
+    /// Webhooks that are meant.
+    pub asked: AskedReplay,
+}
+
+impl JobWork for DeadWork {
+    type Found = FoundLetters;
+
+    async fn count(&mut self, progress: JobProgress) -> Result<CountedJob<FoundLetters>, Failure> {
+        let target = self.target.clone();
+        let filter = self.filter.clone();
+        let keeps_compliance = self.how == Take::Drop && !self.force;
+        apart(move || async move {
+            let keeps = |topic: &str| keeps_compliance && is_compliance(topic.as_bytes());
+            let looked = |number| {
+                progress.note(number);
+                progress.hold(number)
+            };
+            let found =
+                count_letters(&target.place, &target.consumer, &filter, keeps, looked).await?;
+            let digest = found.digest();
+            Ok(CountedJob { number: found.number(), kept: found.compliance_kept, digest, found })
+        })
+        .await
+    }
+
+    async fn make(
+        &mut self,
+        found: FoundLetters,
+        progress: JobProgress,
+    ) -> Result<MadeJob, Failure> {
+        let JobTarget { place, consumer, actor } = self.target.clone();
+        let filter = self.filter.to_string();
+        let how = self.how;
+        let order = TakeOrder { consumer, how, filter, rate: self.rate };
+        apart(move || async move {
+            let mut is_cut = false;
+            let mut seen = 0;
+            let tell = |taken| {
+                progress.note(taken);
+                seen = taken;
+                // What was taken so far stays so. A drop is not cut: it takes no time.
+                is_cut = how == Take::Replay && progress.end().is_cancelled();
+                if is_cut { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let done = take_letters(&place, &actor, order, &found, tell).await?;
+            let is_cut = is_cut && seen < found.number();
+            Ok(MadeJob { done, not_yet: 0, is_cut })
+        })
+        .await
+    }
+}
+
+impl JobWork for DropWork {
+    type Found = NamedWebhooks;
+
+    async fn count(&mut self, progress: JobProgress) -> Result<CountedJob<NamedWebhooks>, Failure> {
+        let target = self.target.clone();
+        let filter = self.filter.clone();
+        let force = self.force;
+        apart(move || async move {
+            let mut waiting = Waiting::for_consumer(&target.place, &target.consumer).await?;
+            let keeps = move |topic: &str| !force && is_compliance(topic.as_bytes());
+            let named = count_waiting(&mut waiting, &filter, keeps).await?;
+            progress.note(named.webhooks);
+            let NamedWebhooks { webhooks: number, compliance_kept: kept, .. } = named;
+            Ok(CountedJob { number, kept, digest: named.digest(), found: named })
+        })
+        .await
+    }
+
+    async fn make(
+        &mut self,
+        named: NamedWebhooks,
+        progress: JobProgress,
+    ) -> Result<MadeJob, Failure> {
+        let JobTarget { place, consumer, actor } = self.target.clone();
+        let filter = self.filter.to_string();
+        apart(move || async move {
+            let mut waiting = Waiting::for_consumer(&place, &consumer).await?;
+            let wanted = named.webhooks;
+            let tell = |ordered| progress.note(ordered);
+            let ordered = order_drop(&mut waiting, &actor, filter, &named, tell).await?;
+            let OrderedDrop { version, before } = ordered;
+            // What is under way is dropped later, if it fails: the order stays.
+            let done = watch(&mut waiting, &consumer, version, before, wanted).await?;
+            Ok(MadeJob { done, not_yet: wanted.saturating_sub(done), is_cut: false })
+        })
+        .await
+    }
+}
+
+impl JobWork for ArchiveWork {
+    type Found = PlannedReplay;
+
+    async fn count(&mut self, progress: JobProgress) -> Result<CountedJob<PlannedReplay>, Failure> {
+        let target = self.target.clone();
+        let archive = self.archive.clone();
+        let asked = self.asked.clone();
+        apart(move || async move {
+            let planned = plan_replay(&target.place, &archive, &target.consumer, asked).await?;
+            progress.note(planned.webhooks());
+            let digest = planned.digest();
+            Ok(CountedJob { number: planned.webhooks(), kept: 0, digest, found: planned })
+        })
+        .await
+    }
+
+    async fn make(
+        &mut self,
+        found: PlannedReplay,
+        progress: JobProgress,
+    ) -> Result<MadeJob, Failure> {
+        let JobTarget { place, actor, .. } = self.target.clone();
+        apart(move || async move {
+            let note = |fed| progress.note(fed);
+            let is_cancelled = || progress.is_undone();
+            let end = progress.end();
+            let made = order_replay(&place, &actor, found, end, note, is_cancelled).await;
+            made.map(|(done, is_cut)| MadeJob { done, not_yet: 0, is_cut })
+        })
+        .await
+    }
+}
