@@ -47,7 +47,7 @@ prepare() {
   mkdir -p "$work/cell/ops"
   mkdir -m 700 "$work/cell/secrets"
   cp compose.yaml "$work/cell/"
-  cp ops/redis.conf "$work/cell/ops/"
+  cp ops/redis.conf ops/redis-start "$work/cell/ops/"
   echo "$SECRET" >"$work/cell/secrets/shopify_client_secret"
   if [ "${COMPOSE_NETWORK:-bridge}" = host ]; then
     host=127.0.0.1

@@ -166,8 +166,8 @@ by_image() {
   mkdir "$work/run"
   chmod 1777 "$work/run"
   podman run --detach --name "$NAME-redis" --network host --user 65532:65532 --tmpfs /data:mode=1777 \
-    --volume "$PWD/ops/redis.conf:/etc/redis.conf:ro" --volume "$work/run:/run/spillway" \
-    localhost/spillway-test-redis:12 redis-server /etc/redis.conf --dir /data \
+    --volume "$PWD/ops/redis.conf:/etc/redis.conf:ro" --volume "$PWD/ops/redis-start:/etc/redis-start:ro" \
+    --volume "$work/run:/run/spillway" localhost/spillway-test-redis:12 sh /etc/redis-start /etc/redis.conf /data \
     --unixsocket /run/spillway/redis.sock --maxmemory 256mb >/dev/null
   start image-backend.log "$TRAFFIC" backend $((port + 1))
   run_spillway receiver --volume "$work/run:/run/spillway" --env "SHOPIFY_CLIENT_SECRET=$SECRET" \

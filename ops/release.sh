@@ -101,7 +101,7 @@ tarball() {
     done
     find "$stage/pages" -type f ! -name '*.[18]' -exec cp {} "$stage/$TARBALL/completions/" \;
   done
-  cp -r ops/redis.conf ops/systemd ops/nginx ops/prometheus ops/grafana ops/archive ops/backup.sh \
+  cp -r ops/redis.conf ops/redis-start ops/systemd ops/nginx ops/prometheus ops/grafana ops/archive ops/backup.sh \
     ops/debian/spillway.env ops/debian/archiver.env ops/debian/console.env ops/debian/kafka.properties "$stage/$TARBALL/ops/"
   rm "$stage/$TARBALL"/ops/prometheus/*.test.yml
   mkdir "$stage/$TARBALL/ops/helm"

@@ -33,7 +33,7 @@ check_size() {
 start_redis() {
   mkdir -m 755 "$work/redis" "$work/run"
   chmod 755 "$work"
-  start redis.log redis-server ops/redis.conf --dir "$work/redis" --unixsocket "$work/run/redis.sock" \
+  start redis.log ops/redis-start ops/redis.conf "$work/redis" --unixsocket "$work/run/redis.sock" \
     --unixsocketperm 777 --maxmemory 256mb
   until_true "Redis answers" 20 redis-cli -e -s "$work/run/redis.sock" ping
 }

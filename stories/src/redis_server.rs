@@ -1,4 +1,5 @@
-//! A private, durable Redis on a unix socket, configured by the repository's `ops/redis.conf`.
+//! A private, durable Redis on a unix socket, configured by the repository's `ops/redis.conf` and
+//! started by its `ops/redis-start`.
 
 use std::ffi::OsString;
 use std::ops::{Deref, DerefMut};
@@ -42,21 +43,23 @@ impl RedisServer {
         let socket = socket_in(directory);
         let file = binaries::repository().join("ops/redis.conf");
         let mut arguments: Vec<OsString> = Vec::new();
+        let mut program = binaries::redis_server();
         if file.is_file() {
             // A copy, because a Sentinel makes its Redis rewrite the file.
             let copy = directory.join("redis.conf");
             std::fs::copy(&file, &copy).expect("copy redis.conf");
-            arguments.push(copy.into());
+            program = binaries::repository().join("ops/redis-start");
+            arguments.extend([copy.into(), directory.into()]);
         } else {
             arguments.extend(WITHOUT_FILE.iter().map(OsString::from));
+            arguments.extend(["--dir".into(), directory.into()]);
         }
-        arguments.extend(["--dir".into(), directory.into()]);
         arguments.extend(["--unixsocket".into(), socket.clone().into()]);
         arguments.extend(["--port", "0", "--daemonize", "no", "--logfile", ""].map(OsString::from));
         arguments.extend(extra.iter().map(OsString::from));
         let recipe = Recipe {
             name: "redis-server".to_owned(),
-            program: binaries::redis_server(),
+            program,
             arguments,
             environment,
             directory: directory.to_path_buf(),

@@ -84,6 +84,7 @@ mod suppress;
 mod takeover;
 mod tls;
 mod together;
+mod torn_aof;
 mod traces;
 mod trial;
 mod units;
