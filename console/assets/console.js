@@ -105,6 +105,8 @@ function unitFormat(unit) {
 
 // Hours and minutes in UTC, as all times of the pages.
 const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 16);
+const day = (seconds) => new Date(seconds * 1000).toISOString().slice(5, 10);
+const DAY = 86400;
 
 function sparkline(node, times, column) {
   const [stroke] = palette();
@@ -125,6 +127,8 @@ function chart(node, times, series) {
   const [ink] = ['plot-ink'].map(color);
   const [line] = ['plot-line'].map(color);
   const format = unitFormat(node.dataset.unit);
+  // Hours mean nothing in a plot of several days.
+  const label = times[times.length - 1] - times[0] > 1.5 * DAY ? day : clock;
   const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
   const styles = series.map((_, place) => ({ stroke: colors[place % colors.length], width: 2, points: { show: false } }));
   return new uPlot({
@@ -133,7 +137,7 @@ function chart(node, times, series) {
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), 'Etc/UTC'),
-    axes: [{ ...axis, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? '' : format(tick))) }],
+    axes: [{ ...axis, values: (_, ticks) => ticks.map(label) }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? '' : format(tick))) }],
     scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
     series: [{}, ...styles],
   }, [times, ...series.map((one) => one.values)], node);

@@ -4,11 +4,11 @@
 //! The label set is closed: a consumer's series appear with its registration and disappear when it
 //! is removed.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use prometheus::{GaugeVec, IntGaugeVec, Opts, Registry};
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use spillway_queue::status::ConsumerStatus;
 
 use crate::metrics::register;
@@ -19,9 +19,13 @@ const LABEL: &[&str] = &["consumer"];
 #[derive(Clone)]
 pub struct ConsumerGauges {
     webhooks: IntGaugeVec,
+    parked: IntGaugeVec,
+    dead_letters: IntGaugeVec,
+    settled: IntCounterVec,
     oldest: GaugeVec,
     last_seen: GaugeVec,
-    shown: Arc<Mutex<HashSet<String>>>,
+    /// Consumers that are shown, each with the number of webhooks that it had settled.
+    shown: Arc<Mutex<HashMap<String, u64>>>,
 }
 
 impl ConsumerGauges {
@@ -34,11 +38,26 @@ impl ConsumerGauges {
             let made = GaugeVec::new(Opts::new(name, help), LABEL);
             register(registry, &made.expect("BUG: a constant name is valid"))
         };
-        let webhooks =
-            Opts::new("spillway_queue_webhooks", "Webhooks the consumer has not settled.");
-        let webhooks = IntGaugeVec::new(webhooks, LABEL).expect("BUG: a constant name is valid");
+        let counts = |name: &str, help: &str| {
+            let made = IntGaugeVec::new(Opts::new(name, help), LABEL);
+            register(registry, &made.expect("BUG: a constant name is valid"))
+        };
+        let settled = Opts::new(
+            "spillway_consumer_settled_total",
+            "Webhooks the consumer has settled while this process ran; parked ones count.",
+        );
+        let settled = IntCounterVec::new(settled, LABEL).expect("BUG: a constant name is valid");
         Self {
-            webhooks: register(registry, &webhooks),
+            webhooks: counts("spillway_queue_webhooks", "Webhooks the consumer has not settled."),
+            parked: counts(
+                "spillway_consumer_parked_webhooks",
+                "Webhooks of the consumer that wait outside the main stream.",
+            ),
+            dead_letters: counts(
+                "spillway_consumer_dead_letters",
+                "Dead letters of the consumer held now.",
+            ),
+            settled: register(registry, &settled),
             oldest: gauges(
                 "spillway_queue_oldest_age_seconds",
                 "Age of the oldest webhook the consumer has not settled.",
@@ -56,20 +75,30 @@ impl ConsumerGauges {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         let names: HashSet<String> =
             consumers.iter().map(|consumer| consumer.name.clone()).collect();
-        for gone in shown.difference(&names) {
+        for gone in shown.keys().filter(|name| !names.contains(*name)) {
             // Each series existed, so removing it cannot fail.
             self.webhooks.remove_label_values(&[gone]).ok();
+            self.parked.remove_label_values(&[gone]).ok();
+            self.dead_letters.remove_label_values(&[gone]).ok();
+            self.settled.remove_label_values(&[gone]).ok();
             self.oldest.remove_label_values(&[gone]).ok();
             self.last_seen.remove_label_values(&[gone]).ok();
         }
         for consumer in consumers {
             let label = [consumer.name.as_str()];
             self.webhooks.with_label_values(&label).set(consumer.waiting.cast_signed());
+            self.parked.with_label_values(&label).set(consumer.parked.cast_signed());
+            self.dead_letters.with_label_values(&label).set(consumer.dead.letters.cast_signed());
+            // The number in Redis is another one after a restore or a new registration. A counter only grows.
+            let before = shown.get(&consumer.name).copied().unwrap_or(consumer.settled);
+            let more = consumer.settled.saturating_sub(before);
+            self.settled.with_label_values(&label).inc_by(more);
             self.oldest.with_label_values(&label).set(consumer.oldest_age_seconds.unwrap_or(0.0));
             let last_seen = Duration::from_millis(consumer.last_seen.at_ms).as_secs_f64();
             self.last_seen.with_label_values(&label).set(last_seen);
         }
-        *shown = names;
+        let settled = consumers.iter().map(|consumer| (consumer.name.clone(), consumer.settled));
+        *shown = settled.collect();
     }
 }
 
@@ -92,5 +121,20 @@ mod tests {
         let page = encode(&registry);
         assert!(page.contains("spillway_queue_webhooks{consumer=\"http\"} 2"), "{page}");
         assert!(!page.contains("kafka"), "{page}");
+    }
+
+    #[test]
+    fn what_is_settled_only_grows() {
+        let registry = Registry::new();
+        let gauges = ConsumerGauges::new(&registry);
+        // The queue is restored after the third one, and has another number then.
+        for (settled, shown) in [(1_000, 0), (1_007, 7), (1_010, 10), (4, 10), (6, 12)] {
+            gauges.show(&[ConsumerStatus { settled, parked: 2, ..consumer("http", 3) }]);
+            let page = encode(&registry);
+            let line = format!("spillway_consumer_settled_total{{consumer=\"http\"}} {shown}\n");
+            assert!(page.contains(&line), "{line}{page}");
+        }
+        let page = encode(&registry);
+        assert!(page.contains("spillway_consumer_parked_webhooks{consumer=\"http\"} 2"), "{page}");
     }
 }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use axum::Extension;
 use clap::Args;
 use spillway_console::serve::ConsoleListener;
-use spillway_process::{Background, metrics, reload, shutdown, supervisor, telemetry};
+use spillway_process::{Background, Checker, metrics, reload, shutdown, supervisor, telemetry};
 use tokio::net::TcpListener;
 
 use crate::failure::Failure;
@@ -59,7 +59,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         account::run(command, users, tokens)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let settings = serve.check()?;
+    let mut checker = Checker::default();
+    let prometheus = history.prometheus(&mut checker);
+    let settings = serve.check(checker)?;
     telemetry::init(settings.log_format);
     let failed = |error: std::io::Error| Failure::Failed(format!("cannot start: {error}"));
     let stop = shutdown::on_signal().map_err(failed)?;
@@ -73,7 +75,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     })?;
     let registry = metrics::registry("console");
     background.spawn("reloading files", reload::start(files, &registry).map_err(failed)?);
-    let console = Arc::new(Console::new(place, stop.clone(), history));
+    let console = Console::new(place, stop.clone(), history).with_prometheus(prometheus);
+    let console = Arc::new(console);
     let looking = console.clone();
     background.spawn("looking at the cell", async move { looking.observe().await });
     let mut router = routes::table().into_router(&gate).with_state(console);

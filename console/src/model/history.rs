@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Question for the metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HistoryQuery {
-    /// Hours back from now, up to those that are kept; 1 without it.
+    /// Hours back from now: up to 6 of those in memory, up to 744 from Prometheus; 1 without it.
     #[serde(default)]
     pub hours: Option<u32>,
 }
@@ -18,6 +18,21 @@ pub struct MetricHistory {
     pub at_ms: Vec<u64>,
     /// Series.
     pub series: Vec<MetricSeries>,
+    /// Source of the values.
+    pub source: MetricSource,
+    /// Sentence about why Prometheus could not be read, and the values are those in memory; none if nothing is wrong.
+    pub problem: Option<String>,
+}
+
+/// Source of metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MetricSource {
+    /// Memory of the console, which has them from its start on.
+    #[default]
+    Memory,
+    /// The Prometheus of the console's settings.
+    Prometheus,
 }
 
 /// One series of a plot.

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::figures::{moment, value};
 use super::parts::{TableColumn, table};
-use crate::model::history::{MetricHistory, MetricSeries};
+use crate::model::history::{MetricHistory, MetricSeries, MetricSource};
 
 /// Most rows of a table of values. The plot shows all of them.
 const ROWS_MAX: usize = 12;
@@ -49,10 +49,9 @@ pub(super) fn section(history: &MetricHistory) -> Markup {
     html! {
         section aria-labelledby="history" {
             h2 #history { "Last hours" }
-            p.quiet {
-                "Show " a href="/?hours=1#history" { "1 hour" } ", "
-                a href="/?hours=3#history" { "3 hours" } " or "
-                a href="/?hours=6#history" { "6 hours" }
+            (windows(history))
+            @if let Some(problem) = &history.problem {
+                p.notice { (problem) ". Until it is read again, these are the values in memory." }
             }
             div.charts {
                 @for plan in &CHARTS {
@@ -69,6 +68,28 @@ pub(super) fn section(history: &MetricHistory) -> Markup {
                 @for (place, series) in others.iter().enumerate() {
                     (chart(&format!("more-{place}"), &title(&series.name), history, &[*series]))
                 }
+            }
+        }
+    }
+}
+
+/// Links to the windows that there are, and the source of the values.
+fn windows(history: &MetricHistory) -> Markup {
+    let has_prometheus = history.source == MetricSource::Prometheus || history.problem.is_some();
+    html! {
+        p.quiet {
+            "Show " a href="/?hours=1#history" { "1 hour" } ", "
+            a href="/?hours=3#history" { "3 hours" }
+            @if has_prometheus {
+                ", " a href="/?hours=6#history" { "6 hours" } ", "
+                a href="/?hours=24#history" { "1 day" } " or "
+                a href="/?hours=168#history" { "1 week" }
+            } @else {
+                " or " a href="/?hours=6#history" { "6 hours" }
+            }
+            @match history.source {
+                MetricSource::Prometheus => { ". From Prometheus." },
+                MetricSource::Memory => { ". From memory, since the console was started." },
             }
         }
     }
@@ -155,6 +176,7 @@ mod tests {
                 series("p99_seconds", "http", &[Some(2.0), None]),
                 series("archive_lag_seconds", "", &[Some(4.0), Some(5.0)]),
             ],
+            ..MetricHistory::default()
         };
         let text = section(&history).into_string();
         for shown in ["P99 (http)", "2.0 s", "Archive lag", "2026-01-01 12:00:10", "id=\"flow\""] {
@@ -164,10 +186,26 @@ mod tests {
     }
 
     #[test]
+    fn the_source_and_its_problem_are_named() {
+        let memory = MetricHistory::default();
+        let text = section(&memory).into_string();
+        assert!(text.contains("From memory") && !text.contains("1 week"), "{text}");
+        let problem = Some("Prometheus at http://a answers 500: <b>".to_owned());
+        let text = section(&MetricHistory { problem, ..memory.clone() }).into_string();
+        for shown in ["answers 500: &lt;b&gt;. Until", "From memory", "/?hours=168#history"] {
+            assert!(text.contains(shown), "{shown} is missing: {text}");
+        }
+        let prometheus = MetricHistory { source: MetricSource::Prometheus, ..memory };
+        let text = section(&prometheus).into_string();
+        assert!(text.contains("From Prometheus") && !text.contains("notice"), "{text}");
+    }
+
+    #[test]
     fn a_long_history_is_a_short_table() {
         let at_ms: Vec<u64> = (0..2_160).map(|step| 1_767_268_800_000 + step * 10_000).collect();
         let values = vec![Some(1.0); at_ms.len()];
-        let history = MetricHistory { at_ms, series: vec![series("waiting", "", &values)] };
+        let series = vec![series("waiting", "", &values)];
+        let history = MetricHistory { at_ms, series, ..MetricHistory::default() };
         assert!(section(&history).into_string().matches("<tr").count() <= ROWS_MAX + 1);
     }
 }

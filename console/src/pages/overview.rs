@@ -285,7 +285,8 @@ mod tests {
             unit: hostile(),
             values: vec![Some(1.0)],
         };
-        let history = MetricHistory { at_ms: vec![1], series: vec![series] };
+        let history =
+            MetricHistory { at_ms: vec![1], series: vec![series], ..MetricHistory::default() };
         let text = page(&caller(Role::Viewer), &overview, &history).into_string();
         for shown in ["1,234,567", "1h 1m", "has no leader", "1 pause in force", "250 ms", " of 40"]
         {

@@ -1,6 +1,9 @@
 //! Metrics of the last hours: sampled each ten seconds from the overview and from the processes' own metrics, and kept in
-//! memory.
+//! memory. With `PROMETHEUS_URL`, they are those of a Prometheus, which remembers them for longer.
 
+pub(super) mod prometheus;
+mod prometheus_args;
+mod promql;
 mod scrape;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,14 +14,17 @@ use std::time::Duration;
 
 use clap::Args;
 use spillway_archive::args::ArchiveArgs;
-use spillway_console::model::history::{HistoryQuery, MetricHistory, MetricSeries};
+use spillway_console::model::history::{HistoryQuery, MetricHistory, MetricSeries, MetricSource};
 use spillway_console::model::overview::{CellOverview, ProcessOverview};
+use spillway_process::Checker;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::overview::OverviewFeed;
 use crate::doctor::endpoints::EndpointArguments;
 use crate::forget::redact_within;
 use crate::out::float;
+use prometheus::PrometheusHistory;
+use prometheus_args::PrometheusArgs;
 use scrape::Scraper;
 
 /// Time between two samples.
@@ -55,6 +61,17 @@ pub(super) struct HistoryArgs {
     /// Time after its delivery within which a redaction is carried out, as in the settings of the purge
     #[arg(long, env = "REDACT_WITHIN", value_name = "DURATION", default_value = "24h", value_parser = redact_within)]
     pub redact_within: Duration,
+
+    /// The Prometheus that scrapes the cell.
+    #[command(flatten)]
+    pub prometheus: PrometheusArgs,
+}
+
+impl HistoryArgs {
+    /// Checks the settings of the Prometheus; `None` if there is none.
+    pub(super) fn prometheus(&self, checker: &mut Checker) -> Option<PrometheusHistory> {
+        self.prometheus.check(checker).map(PrometheusHistory::new)
+    }
 }
 
 /// Name, consumer and unit of a series.
@@ -124,6 +141,8 @@ impl MetricStore {
         MetricHistory {
             series: series.collect(),
             at_ms: chosen.iter().map(|sample| sample.at_ms).collect(),
+            source: MetricSource::Memory,
+            problem: None,
         }
     }
 

@@ -137,9 +137,8 @@ struct KnownCallers {
 }
 
 impl ConsoleArgs {
-    /// Checks the settings.
-    pub(super) fn check(self) -> Result<ConsoleSettings, Failure> {
-        let mut checker = Checker::default();
+    /// Checks the settings. `checker` may have mistakes of others, which are reported with them.
+    pub(super) fn check(self, mut checker: Checker) -> Result<ConsoleSettings, Failure> {
         self.place.redis()?;
         let listen = checker.address("CONSOLE_LISTEN", &self.listen, "127.0.0.1:9820");
         let unread = UnreadFiles::default();
@@ -366,7 +365,8 @@ mod tests {
 
     fn mistakes(flags: &[&str]) -> String {
         let command = Command::parse_from([&["x"], flags].concat());
-        command.console.check().err().map_or(String::new(), |failure| failure.to_string())
+        let checked = command.console.check(Checker::default());
+        checked.err().map_or(String::new(), |failure| failure.to_string())
     }
 
     #[test]
@@ -423,7 +423,8 @@ mod tests {
         let told = mistakes(&files);
         assert!(told.contains("CONSOLE_TLS_CERT_FILE: must"), "{told}");
         let flags = [&["x"][..], &files, &["--tls-key-file", none]].concat();
-        let settings = Command::parse_from(flags).console.check().expect("no mistake");
+        let console = Command::parse_from(flags).console;
+        let settings = console.check(Checker::default()).expect("no mistake");
         for setting in ["CONSOLE_USERS_FILE", "CONSOLE_TOKENS_FILE", "CONSOLE_TLS_CERT_FILE"] {
             assert!(settings.unread.contains(setting), "{setting}");
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use super::history::prometheus::PrometheusHistory;
 use super::history::{HistoryArgs, MetricStore};
 use super::jobs::Jobs;
 use super::links::CellLinks;
@@ -23,6 +24,8 @@ pub(super) struct Console {
     pub jobs: Jobs,
     /// Metrics of the last hours.
     pub history: MetricStore,
+    /// The same from Prometheus, if one is set.
+    pub prometheus: Option<PrometheusHistory>,
     /// Ways to the cell, which all requests share.
     pub links: CellLinks,
     /// Other parts of the cell: its processes, its archive.
@@ -39,10 +42,16 @@ impl Console {
             overview: OverviewFeed::new(),
             jobs: Jobs::new(),
             history: MetricStore::new(),
+            prometheus: None,
             links: CellLinks::new(),
             parts,
             stop,
         }
+    }
+
+    /// Reads the metrics of the last hours from a Prometheus.
+    pub(super) fn with_prometheus(self, prometheus: Option<PrometheusHistory>) -> Self {
+        Self { prometheus, ..self }
     }
 
     /// Looks at the cell, and keeps its metrics, until the process stops.

@@ -13,7 +13,7 @@ use crate::console::state::ConsoleState;
 pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
     vec![
         ConsoleRoute::read("/api/v1/metrics", Permission::Look, metrics)
-            .answers::<MetricHistory>("Metrics of the last hours")
+            .answers::<MetricHistory>("Metrics of the last hours, from Prometheus or from memory")
             .with_query::<HistoryQuery>(),
     ]
 }

@@ -9,8 +9,8 @@ use spillway_console::pages::overview::{EVENTS, page};
 use spillway_console::pages::problem::PageProblem;
 use spillway_console::{Caller, ConsoleRoute, Permission};
 
-use crate::console::live;
 use crate::console::state::ConsoleState;
+use crate::console::{ask, live};
 
 /// Routes of this area.
 pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
@@ -26,6 +26,6 @@ async fn overview(
     PageQuery(query): PageQuery<HistoryQuery>,
 ) -> Result<Response, PageProblem> {
     let overview = console.overview.current().await?;
-    let history = console.history.recent(&query);
+    let history = ask::history::shown(&console, &query).await;
     Ok(page(&caller, &overview, &history).into_response())
 }
