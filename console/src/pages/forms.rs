@@ -217,13 +217,11 @@ impl ChangeForm {
 
 /// Value of a field in words. Of chosen dead letters it is the number: the job names them.
 fn shown(name: &str, value: &str) -> String {
-    match name {
-        IDS => {
-            let number = value.split_whitespace().count();
-            counted(u64::try_from(number).unwrap_or(u64::MAX), "dead letter")
-        }
-        _ => value.to_owned(),
+    if name != IDS {
+        return value.to_owned();
     }
+    let number = value.split_whitespace().count();
+    counted(u64::try_from(number).unwrap_or(u64::MAX), "dead letter")
 }
 
 /// A number as people type it: `1,234` too.

@@ -54,10 +54,10 @@ fn filter_of(selection: &WebhookSelection) -> Result<Filter, ProblemDetails> {
 
 /// Checks that a selection that is not of dead letters has no ids.
 fn ensure_no_ids(selection: &WebhookSelection) -> Result<(), ProblemDetails> {
-    match selection.ids {
-        None => Ok(()),
-        Some(_) => Err(ProblemDetails::bad_request("ids choose dead letters only: leave them out")),
+    if selection.ids.is_some() {
+        return Err(ProblemDetails::bad_request("ids choose dead letters only: leave them out"));
     }
+    Ok(())
 }
 
 /// Checks that no field of a selection is empty: an empty one selects nothing, and a script whose variable is not set
