@@ -75,8 +75,10 @@ pub struct SessionKey([u8; 32]);
 /// Credential by which a caller is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Credential {
-    /// A browser sends it by itself: a session's cookie, a trusted proxy's header, or nothing at all. So
-    /// another site could make it send a change, and the origin of a change is checked.
+    /// A session's cookie, which a logout ends. A browser sends it by itself, so another site could make it send a
+    /// change: the origin of a change is checked.
+    Session,
+    /// A trusted proxy's header, or nothing at all. It comes by itself, as a cookie does, and no logout ends it.
     Ambient,
     /// A bearer token, which only a program sends that means to.
     Bearer,

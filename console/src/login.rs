@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use zeroize::Zeroizing;
 
-use crate::access::Caller;
+use crate::access::{Caller, Credential};
 use crate::authenticate::{Authenticate, FoundCaller};
 use crate::login_rate::LoginRate;
 use crate::password::{LENGTH_MAX, PasswordHash};
@@ -153,7 +153,7 @@ impl LoginDesk {
         if user.is_none() {
             self.sessions.close(id);
         }
-        user.map(|user| user.caller(session.key))
+        user.map(|user| user.caller(Credential::Session, session.key))
     }
 }
 
@@ -256,6 +256,8 @@ mod tests {
         let desk = desk(&format!("mia:admin:{hash}"));
         let cookie = log_in(&desk, "mia", "right").await.unwrap();
         let role = || desk.caller_of(&head(&cookie)).map(|caller| caller.role.name());
+        let known = desk.caller_of(&head(&cookie)).map(|caller| caller.credential);
+        assert_eq!(known, Some(Credential::Session), "a logout ends it");
         desk.users.replace(users(&format!("mia:viewer:{hash}")));
         assert_eq!(role(), Some("viewer"));
         desk.users.replace(users(&format!("mia:viewer:{}", cheap("another"))));

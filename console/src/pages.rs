@@ -3,6 +3,7 @@
 //! A view has a file of its own with `page` (the whole page) and, if it is live, `part` (what an event
 //! replaces). A part is the same for all who may see it, because it is rendered once for all of them.
 
+pub mod archive;
 pub mod audit;
 mod charts;
 pub mod dead;

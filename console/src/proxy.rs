@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName};
 
-use crate::access::{Caller, SessionKey};
+use crate::access::{Caller, Credential, SessionKey};
 use crate::authenticate::{Authenticate, FoundCaller};
 use crate::peer::PeerAddress;
 use crate::users::Users;
@@ -162,7 +162,7 @@ impl ProxyAccess {
         }
         let user = self.users.find(name.to_str().ok()?.trim())?;
         let key = self.key.of_name(&user.name);
-        Some(user.caller(key))
+        Some(user.caller(Credential::Ambient, key))
     }
 }
 
@@ -232,6 +232,9 @@ mod tests {
             let caller = access.caller(&head("127.0.0.1", &[("x-user", name)])).await;
             caller.and_then(|caller| caller.session)
         };
+        let known = access.caller(&head("127.0.0.1", &[("x-user", "mia")])).await;
+        let known = known.map(|caller| caller.credential);
+        assert_eq!(known, Some(Credential::Ambient), "no logout ends it");
         let mia = key("mia").await;
         assert!(mia.is_some() && mia == key("mia").await && mia != key("leo").await);
     }

@@ -49,13 +49,13 @@ pub struct UserList(pub Vec<UserEntry>);
 pub struct Users(ArcSwap<UserList>);
 
 impl UserEntry {
-    /// The user as the caller of a request.
-    pub(crate) fn caller(&self, session: SessionKey) -> Caller {
+    /// The user as the caller of a request, with the credential by which they are known.
+    pub(crate) fn caller(&self, credential: Credential, session: SessionKey) -> Caller {
         Caller {
             name: self.name.clone(),
             role: self.grant.role,
             sees_personal_data: self.grant.sees_personal_data,
-            credential: Credential::Ambient,
+            credential,
             session: Some(session),
         }
     }

@@ -24,7 +24,7 @@ const PERSONAL: &str = "the permission to see personal data";
 const OPERATOR: &str = "the role operator";
 
 /// Routes that are not in the API's document, with what they need.
-const PAGES: [(&str, &str, &str); 27] = [
+const PAGES: [(&str, &str, &str); 29] = [
     ("GET", "/", VIEWER),
     ("GET", "/lanes", VIEWER),
     ("GET", "/webhooks", SUPPORT),
@@ -32,6 +32,7 @@ const PAGES: [(&str, &str, &str); 27] = [
     ("GET", "/webhooks/{id}/content", PERSONAL),
     ("GET", "/dead", SUPPORT),
     ("GET", "/dead/{id}", SUPPORT),
+    ("GET", "/archive", OPERATOR),
     ("GET", "/shops", VIEWER),
     ("GET", "/shops/{shop}", VIEWER),
     ("GET", "/audit", SUPPORT),
@@ -50,6 +51,7 @@ const PAGES: [(&str, &str, &str); 27] = [
     ("POST", "/webhooks/drop", OPERATOR),
     ("POST", "/dead/replay", SUPPORT),
     ("POST", "/dead/drop", OPERATOR),
+    ("POST", "/archive/replay", OPERATOR),
     ("POST", "/jobs/{id}/undo", SUPPORT),
     ("POST", "/demo", OPERATOR),
 ];
@@ -212,6 +214,7 @@ async fn a_session_begins_with_its_login_and_ends_with_its_logout() {
     let again = console.login_with(Some(&before), "sue", &password).await.expect("a login");
     assert_ne!(again.sent("Cookie"), Some(before.as_str()), "the id was not changed by the login");
     assert_eq!(again.get("/dead").await.status, 200);
+    assert!(again.page("/dead").await.contains("action=\"/logout\""), "a session has a way out");
     let out = again.submit("/dead", "/logout", &[]).await;
     assert_eq!(out.status, 303, "{}", out.text());
     assert!(matches!(again.get("/dead").await.status, 303 | 401), "the session goes on");
@@ -425,6 +428,10 @@ async fn a_proxy_is_believed_only_where_it_is_listed() {
         let sue = console.browser().header("X-Forwarded-User", "sue");
         let status = sue.get("/api/v1/dead").await.status;
         assert_eq!(status != 401, is_believed, "{proxies}: {status}");
+        if is_believed {
+            let page = sue.page("/").await;
+            assert!(page.contains("sue") && !page.contains("/logout"), "no logout ends it: {page}");
+        }
         let stranger = console.browser().header("X-Forwarded-User", "stranger");
         let status = stranger.get("/api/v1/dead").await.status;
         assert!(matches!(status, 401 | 403), "a stranger by {proxies}: {status}");

@@ -204,6 +204,75 @@ async fn a_dry_run_counts_a_wrong_number_changes_nothing_and_a_replay_can_be_und
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_are_chosen_by_their_ids_and_by_nothing_else() {
+    let office = ConsoleCell::start(Cell::shared(), &[]).await;
+    let (sue, otto) = (office.program("sue"), office.program("otto"));
+    office.bury(1, 5).await;
+    office.heal();
+    let letters = all(&sue, "/api/v1/dead?", "letters", 200).await;
+    let (names, webhooks) = (texts(&letters, "spillway_id"), texts(&letters, "webhook_id"));
+    let order = async |client: &ConsoleClient, verb: &str, ids: &Value, counted: &Value| {
+        let request = json!({
+            "selection": { "ids": ids },
+            "expected": counted["total"],
+            "digest": counted["digest"],
+        });
+        client.post(&format!("{DEAD}/{verb}"), &request).await
+    };
+    let job = |answer: &Answer| parsed(answer)["id"].as_u64().expect("a number");
+    let over = async |client: &ConsoleClient, answer: &Answer| client.job_over(job(answer)).await;
+
+    // One id twice, and one that no dead letter has.
+    let none = "a1b2c3d4-1767268800000-0000000000-00000";
+    let ids = json!([names[3], names[1], names[3], none]);
+    let counted = over(&sue, &order(&sue, "replay", &ids, &Value::Null).await).await;
+    assert_eq!((&counted["phase"], &counted["total"]), (&"counted".into(), &2.into()));
+    let other = json!([names[0], names[1]]);
+    let wrong = order(&sue, "replay", &other, &counted).await;
+    if wrong.status == 200 {
+        let failed = over(&sue, &wrong).await;
+        assert!(failed["phase"].get("failed").is_some(), "as many others: {failed}");
+    } else {
+        assert_eq!(wrong.status, 409, "{}", wrong.text());
+    }
+    assert_eq!(office.dead_letters().await, 5);
+    let done = over(&sue, &order(&sue, "replay", &ids, &counted).await).await;
+    assert_eq!((&done["phase"], &done["done"]), (&"done".into(), &2.into()), "{done}");
+    office.delivered(&[webhooks[1].clone(), webhooks[3].clone()]).await;
+
+    let ids = json!([names[0], names[1]]);
+    let counted = over(&otto, &order(&otto, "drop", &ids, &Value::Null).await).await;
+    assert_eq!(counted["total"], 1, "the other one is no dead letter any more: {counted}");
+    let done = over(&otto, &order(&otto, "drop", &ids, &counted).await).await;
+    assert_eq!((&done["phase"], &done["done"]), (&"done".into(), &1.into()), "{done}");
+    let left = all(&sue, "/api/v1/dead?", "letters", 200).await;
+    assert_eq!(texts(&left, "spillway_id"), [names[2].as_str(), names[4].as_str()]);
+
+    let many: Vec<String> =
+        (0..201).map(|seq| format!("a1b2c3d4-1767268800000-{seq:010}-00000")).collect();
+    for (ids, told) in [
+        (json!(many), "at most 200"),
+        (json!(many[..200]), ""),
+        (json!([]), "ids is empty"),
+        (json!([names[2], ""]), "ids is empty"),
+        (json!(["'\"><script>"]), "no Spillway-Id"),
+    ] {
+        let answer = order(&sue, "replay", &ids, &Value::Null).await;
+        assert_eq!(answer.status, if told.is_empty() { 200 } else { 400 }, "{}", answer.text());
+        assert!(answer.text().contains(told), "{}", answer.text());
+    }
+    for path in ["drop", "pause"] {
+        let request = json!({ "selection": { "ids": [names[2]] } });
+        let answer = otto.post(&format!("/api/v1/consumers/http/{path}"), &request).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+    }
+    let command = ["dead", "replay", names[2].as_str(), names[4].as_str(), none];
+    assert!(office.told(&command).await.contains("2 dead letters would be replayed"));
+    office.told(&[&command[..], &["--yes"]].concat()).await;
+    office.delivered(&[webhooks[2].clone(), webhooks[4].clone()]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compliance_webhooks_are_dropped_by_an_admin_alone() {
     let office = ConsoleCell::start(Cell::shared(), &[]).await;
     let domain = shop::domain(1);

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use stories::archive::ArchiveDirectory;
 use stories::binaries::{ours, repository};
 use stories::cell::Cell;
 use stories::console::{Accounts, ConsoleServer, tool};
@@ -123,6 +124,60 @@ async fn clicks_replay_pause_and_drop_what_they_say() {
     };
     assert_eq!(by("console"), 6, "two replays, two drops, a pause and its end: {audit}");
     stop(flows).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn boxes_choose_the_dead_letters_that_are_replayed_or_dropped() {
+    let office = ConsoleCell::start(Cell::busy(), &[]).await;
+    let shop = REFUSED[0];
+    office.bury(shop, 5).await;
+    office.bury(REFUSED[1], 2).await;
+    office.heal();
+    let path = format!("/api/v1/dead?shop={}", shop::domain(shop));
+    let listed = async || {
+        let list = office.program("sue").json(&path).await;
+        let letters = list["letters"].as_array().expect("letters").iter();
+        let ids = letters.map(|letter| letter["webhook_id"].as_str().expect("an id").to_owned());
+        ids.collect::<Vec<_>>()
+    };
+    let all = listed().await;
+    let domain = shop::domain(shop);
+    browse_as(&office, "sue", &["chosen", "replay", &domain, "2"]).await;
+    office.delivered(&all[..2]).await;
+    assert_eq!(listed().await, all[2..], "the others of the shop are left");
+    browse_as(&office, "otto", &["chosen", "drop", &domain, "2"]).await;
+    assert_eq!(listed().await, all[4..]);
+    assert_eq!(office.dead_letters().await, 3, "those of another shop are left");
+    assert!(all[2..].iter().all(|id| !office.backend.has_delivered(id)), "they were not chosen");
+    let audit = office.program("sue").json("/api/v1/audit").await;
+    let filters = audit["records"].as_array().expect("records").iter();
+    let filters: Vec<&str> = filters.filter_map(|record| record["filter"].as_str()).collect();
+    assert!(filters.len() == 2, "{audit}");
+    assert!(filters.iter().all(|filter| filter.starts_with("spillway-ids ")), "{audit}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clicks_replay_from_the_archive() {
+    let cell = Cell::busy();
+    let archive = ArchiveDirectory::new(&cell.directory().join("archive"));
+    let url = archive.url();
+    let office = ConsoleCell::start(cell, &[("ARCHIVE_URL", url.as_str())]).await;
+    let archiver = office.cell.archiver(&url, &[("ARCHIVE_MAX_DELAY", "1s")]);
+    archiver.ready().await;
+    let ids = office.store(30, 4).await;
+    let others = office.store(31, 2).await;
+    office.delivered(&ids).await;
+    office.delivered(&others).await;
+    let is_archived = async || office.redis.stream_len("{spillway}:in").await == 0;
+    until("all is archived", SOON, is_archived).await;
+    let before = office.backend.count();
+    browse_as(&office, "otto", &["archive", &shop::domain(30), "1h", "4"]).await;
+    let again = async || office.backend.count() >= before + ids.len();
+    until("they are delivered again", SOON, again).await;
+    assert_eq!(office.backend.count(), before + ids.len(), "and the others are not");
+    let plain = ConsoleServer::start(&office.cell, &office.accounts.settings()).await;
+    let login = format!("otto:{}", Accounts::password("otto"));
+    browse(&plain.url(), Some(&login), &["no_archive"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -207,6 +207,11 @@ async fn no_string_of_a_stranger_becomes_a_part_of_a_page() {
         let answer = otto.submit("/dead", "/dead/drop", &fields).await;
         assert!((400..500).contains(&answer.status), "{}", answer.text());
         assert_eq!(foreign(&answer.text()), Vec::<String>::new(), "{line}");
+        // Values of boxes.
+        let fields = [("consumer", "http"), ("ids", line), ("ids", line)];
+        let answer = otto.submit("/dead", "/dead/replay", &fields).await;
+        assert!((400..500).contains(&answer.status), "{line}: {}", answer.text());
+        assert_eq!(foreign(&answer.text()), Vec::<String>::new(), "{line}");
         let part = percent(line);
         paths.extend([
             format!("/dead?shop={part}&topic={part}&resource={part}&app={part}"),
@@ -221,11 +226,13 @@ async fn no_string_of_a_stranger_becomes_a_part_of_a_page() {
             format!("/audit?actor={part}&verb={part}"),
             format!("/gaps?shop={part}"),
             format!("/login?next={part}"),
+            format!("/archive?consumer={part}&shop={part}&topic={part}&since={part}"),
             format!("/jobs/{part}"),
             format!("/{part}"),
         ]);
     }
-    let views = ["/", "/lanes", "/webhooks", "/dead", "/shops", "/gaps", "/audit", "/doctor"];
+    let views =
+        ["/", "/lanes", "/webhooks", "/dead", "/archive", "/shops", "/gaps", "/audit", "/doctor"];
     let views = views.map(str::to_owned);
     let mut seen = BTreeSet::new();
     for (who, client) in [("ada", office.program("ada")), ("pia", office.program("pia"))] {

@@ -173,7 +173,7 @@ fn what_is_masked_is_left_alone_without_a_word() {
 }
 
 /// Files in `/etc/spillway` that `postinst` makes, or that a page tells its reader to make.
-const MADE_THERE: [&str; 19] = [
+const MADE_THERE: [&str; 20] = [
     "client-secret",
     "client-secret-old",
     "receiver.env",
@@ -193,6 +193,7 @@ const MADE_THERE: [&str; 19] = [
     "console/tokens",
     "console/tls.pem",
     "console/tls.key",
+    "console/archive-keys",
 ];
 
 /// Source and destination of each asset of a package, from the manifest of its crate.

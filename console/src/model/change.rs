@@ -3,6 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Dead letters that one request may choose by their ids. More are selected by a filter.
+pub const CHOSEN_MAX: usize = 200;
+
 /// Webhooks that a change is meant for. An empty selection means all, and needs `all`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -22,6 +25,10 @@ pub struct WebhookSelection {
     /// Webhook with this Shopify webhook id or Spillway-Id.
     #[serde(default)]
     pub webhook_id: Option<String>,
+    /// Dead letters with these Spillway-Ids, at most 200. For dead letters only.
+    #[serde(default)]
+    #[schemars(length(min = 1, max = 200))]
+    pub ids: Option<Vec<String>>,
     /// Given up at or after this time, RFC 3339 or how long ago. For dead letters only.
     #[serde(default)]
     pub since: Option<String>,
@@ -150,4 +157,17 @@ pub enum JobPhase {
     Done,
     /// Failed for this reason. A part of it may have been made.
     Failed(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_has_the_bound_of_the_code() {
+        let schema = schemars::schema_for!(WebhookSelection);
+        let ids = &schema.as_value()["properties"]["ids"];
+        assert_eq!(ids["minItems"], 1, "{ids}");
+        assert_eq!(ids["maxItems"], CHOSEN_MAX, "{ids}");
+    }
 }

@@ -95,4 +95,29 @@ mod tests {
         }
         assert_hygiene(&text);
     }
+
+    #[test]
+    fn the_audit_offers_nothing_that_a_role_may_not() {
+        let one = AuditLine {
+            id: "1-0".to_owned(),
+            began_ms: 1_767_268_800_000,
+            actor: "ada".to_owned(),
+            way: "console".to_owned(),
+            verb: "queue drop".to_owned(),
+            consumer: "http".to_owned(),
+            filter: "shop a.example".to_owned(),
+            count: Some(1),
+            failure: None,
+        };
+        let audit = AuditList { records: vec![one], next: None };
+        for role in Role::ALL.into_iter().filter(|role| *role >= Role::Support) {
+            let text = page(&caller(role), &audit, &AuditQuery::default()).into_string();
+            let (_, main) = text.split_once("<main").expect("the main part");
+            assert!(!main.contains("method=\"post\""), "a change for {role}: {main}");
+            let links =
+                main.match_indices("href=\"").map(|(place, mark)| &main[place + mark.len()..]);
+            let other: Vec<_> = links.filter(|link| !link.starts_with("/audit?")).collect();
+            assert!(other.is_empty(), "{role}: {other:?}");
+        }
+    }
 }

@@ -1,15 +1,20 @@
-//! Dead letters: filter, list, one letter, and the forms that count them for a replay or a drop.
+//! Dead letters: filter, list, one letter, and the forms that count them for a replay or a drop: all that match, or those
+//! whose boxes are checked.
 
 use maud::{Markup, html};
 
 use super::figures::{counted, moment, thousands};
-use super::forms::ChangeForm;
+use super::forms::{ChangeForm, IDS};
 use super::frame::ConsoleView;
 use super::links;
-use super::parts::{TableColumn, field, list, pager};
+use super::parts::{TableColumn, field, hidden, list, pager};
 use crate::access::{Caller, Permission};
 use crate::csrf;
+use crate::model::change::CHOSEN_MAX;
 use crate::model::dead::{DeadList, DeadQuery, DeadSummary};
+
+/// Id of the form that the boxes of the list belong to, wherever their rows are.
+const CHOSEN_FORM: &str = "chosen";
 
 const COLUMNS: [TableColumn<'static>; 7] = [
     TableColumn::text("Spillway-Id"),
@@ -23,7 +28,9 @@ const COLUMNS: [TableColumn<'static>; 7] = [
 
 /// The whole page.
 pub fn page(caller: &Caller, dead: &DeadList, query: &DeadQuery) -> Markup {
-    let rows: Vec<_> = dead.letters.iter().map(|letter| row(dead, query, letter)).collect();
+    let can_choose = caller.may(Permission::Replay);
+    let rows: Vec<_> =
+        dead.letters.iter().map(|letter| row(dead, query, letter, can_choose)).collect();
     let is_empty = rows.is_empty() && dead.next.is_none();
     ConsoleView::DeadLetters.page(
         caller,
@@ -38,7 +45,10 @@ pub fn page(caller: &Caller, dead: &DeadList, query: &DeadQuery) -> Markup {
                 }
                 (pager("/dead", query, dead.next.as_deref(), rows.is_empty()))
             }
-            @if !is_empty { (changes(caller, &of_query(dead, query))) }
+            @if !is_empty {
+                @if can_choose { (chosen(caller, &dead.consumer)) }
+                (changes(caller, &of_query(dead, query)))
+            }
         },
     )
 }
@@ -89,14 +99,15 @@ fn filter(dead: &DeadList, query: &DeadQuery) -> Markup {
     }
 }
 
-/// A row, whose shop, topic and resource select those like it.
-fn row(dead: &DeadList, query: &DeadQuery, letter: &DeadSummary) -> Vec<Markup> {
+/// A row, whose shop, topic and resource select those like it. Its box belongs to the form of the chosen ones.
+fn row(dead: &DeadList, query: &DeadQuery, letter: &DeadSummary, can_choose: bool) -> Vec<Markup> {
     let select = |name: &str, value: &str| {
         let href = links::with_query("/dead", query, &[(name, value), ("after", "")]);
         html! { a href=(href) aria-label={ "Select " (name) " " (value) } { (value) } }
     };
     vec![
         html! {
+            @if can_choose { (choice(letter)) }
             a.id href=(links::letter(&dead.consumer, &letter.spillway_id)) { (letter.spillway_id) }
         },
         select("shop", &letter.shop),
@@ -106,6 +117,46 @@ fn row(dead: &DeadList, query: &DeadQuery, letter: &DeadSummary) -> Vec<Markup> 
         html! { (letter.reason) (status(letter)) },
         html! { (thousands(u64::from(letter.attempts))) },
     ]
+}
+
+/// Box that chooses a dead letter.
+fn choice(letter: &DeadSummary) -> Markup {
+    let id = format!("choose-{}", letter.spillway_id);
+    html! {
+        div.check {
+            input id=(id) type="checkbox" name=(IDS) value=(letter.spillway_id) form=(CHOSEN_FORM)
+                aria-label={ "Choose " (letter.spillway_id) };
+            label for=(id) { "Choose" }
+        }
+    }
+}
+
+/// Form of the boxes that are checked. Each of its buttons counts first.
+fn chosen(caller: &Caller, consumer: &str) -> Markup {
+    html! {
+        section aria-labelledby="chosen-title" {
+            h2 #chosen-title { "Chosen dead letters" }
+            p {
+                "Those whose boxes are checked in the list, at most " (CHOSEN_MAX)
+                ". They are counted first, and nothing is changed yet."
+            }
+            form.filter id=(CHOSEN_FORM) method="post" {
+                (csrf::field(caller))
+                (hidden("consumer", Some(consumer)))
+                button type="submit" formaction="/dead/replay" { "Count the chosen for a replay" }
+                @if caller.may(Permission::Operate) {
+                    button.destructive type="submit" formaction="/dead/drop" {
+                        "Count the chosen for a drop"
+                    }
+                }
+                @if caller.may(Permission::Administer) {
+                    button.destructive type="submit" formaction="/dead/drop" name="force" value="true" {
+                        "The same, with compliance topics"
+                    }
+                }
+            }
+        }
+    }
 }
 
 fn status(letter: &DeadSummary) -> Markup {
@@ -202,6 +253,28 @@ mod tests {
             }
             assert!(list.contains("100,000 dead letters") && one.contains("status 500"));
         }
+    }
+
+    #[test]
+    fn a_box_belongs_to_the_form_of_the_chosen_and_its_value_stays_a_value() {
+        for role in [Role::Support, Role::Operator, Role::Admin] {
+            let text = page(&caller(role), &dead(), &DeadQuery::default()).into_string();
+            let boxes: Vec<_> = text.match_indices(r#"type="checkbox" name="ids""#).collect();
+            assert_eq!(boxes.len(), 1, "{text}");
+            let value = r#"value="'&quot;&gt;&lt;/a&gt;&lt;/script&gt;"#;
+            let (_, input) = text.split_at(boxes[0].0);
+            let (input, _) = input.split_once('>').expect("the end of the tag");
+            assert!(input.contains(value) && input.contains(r#"form="chosen""#), "{input}");
+            let (_, form) = text.split_once(r#"id="chosen""#).expect("the form");
+            let (form, _) = form.split_once("</form>").expect("its end");
+            assert!(form.contains(r#"formaction="/dead/replay""#), "{form}");
+            let has_drop = form.contains(r#"formaction="/dead/drop""#);
+            assert_eq!(has_drop, role >= Role::Operator, "{role}: {form}");
+            assert!(form.contains(r#"name="consumer" value="'&quot;&gt;"#), "{form}");
+            assert_hygiene(&text);
+        }
+        let text = page(&caller(Role::Viewer), &dead(), &DeadQuery::default()).into_string();
+        assert!(!text.contains("checkbox") && !text.contains("chosen"), "{text}");
     }
 
     #[test]

@@ -4,7 +4,9 @@ use axum::extract::{Form, FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
+use super::forms::IDS;
 use super::links::without_blanks;
 use super::problem::PageProblem;
 use crate::problem::ProblemDetails;
@@ -17,7 +19,7 @@ pub struct PageQuery<Q>(pub Q);
 #[derive(Debug, Clone)]
 pub struct PagePath<P>(pub P);
 
-/// Fields of a form, without those that nobody filled in.
+/// Fields of a form, without those that nobody filled in. All of them are texts.
 #[derive(Debug, Clone)]
 pub struct PageForm<F>(pub F);
 
@@ -59,11 +61,30 @@ where
     type Rejection = PageProblem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, PageProblem> {
-        match Form::<F>::from_request(request, state).await {
-            Ok(Form(form)) => Ok(Self(without_blanks(form))),
+        match Form::<Vec<(String, String)>>::from_request(request, state).await {
+            Ok(Form(fields)) => Ok(Self(without_blanks(of_fields(fields)?))),
             Err(rejection) => Err(not_understood(rejection.body_text())),
         }
     }
+}
+
+/// A form of its fields. Several boxes that are checked send the same name: their values become one, with spaces.
+fn of_fields<F: DeserializeOwned>(fields: Vec<(String, String)>) -> Result<F, PageProblem> {
+    let mut members = Map::new();
+    for (name, value) in fields {
+        match members.get_mut(&name) {
+            None => {
+                members.insert(name, Value::String(value));
+            }
+            Some(Value::String(known)) if name == IDS => {
+                known.push(' ');
+                known.push_str(&value);
+            }
+            Some(_) => return Err(not_understood(format!("the field {name:?} is there twice"))),
+        }
+    }
+    serde_json::from_value(Value::Object(members))
+        .map_err(|problem| not_understood(problem.to_string()))
 }
 
 fn not_understood(problem: String) -> PageProblem {
@@ -109,12 +130,28 @@ mod tests {
             assert_eq!(status, StatusCode::BAD_REQUEST);
             assert!(text.contains("<h1") && text.contains("</html>"), "{text}");
         }
-        let form = Request::post("/drop")
-            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-            .body(Body::from("csrf=x&shop=a.example&rate="))
-            .unwrap();
-        let (status, text) = answer(form).await;
+        let (status, text) = submitted("csrf=x&shop=a.example&rate=").await;
         assert_eq!(status, StatusCode::OK);
         assert!(text.contains(r#"shop: Some("a.example")"#) && text.contains("rate: None"));
+    }
+
+    async fn submitted(fields: &'static str) -> (StatusCode, String) {
+        let form = Request::post("/drop")
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(Body::from(fields));
+        answer(form.unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn boxes_that_are_checked_are_one_field_and_no_other_field_comes_twice() {
+        let (status, text) = submitted("ids=one&csrf=x&ids=%3Cb%3E&rate=5&ids=three").await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+        assert!(text.contains(r#"ids: Some("one <b> three")"#), "{text}");
+        assert!(text.contains(r#"rate: Some("5")"#), "{text}");
+        let (status, text) = submitted("ids=&ids=&csrf=x").await;
+        assert!(status == StatusCode::OK && text.contains("ids: None"), "{text}");
+        let (status, text) = submitted("shop=a.example&shop=%3Cscript%3E").await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert!(text.contains("there twice") && !text.contains("<script>"), "{text}");
     }
 }

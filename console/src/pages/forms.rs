@@ -3,9 +3,12 @@
 use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
 
+use super::figures::counted;
 use crate::model::change::{ChangeRequest, PauseRequest, WebhookSelection};
 use crate::problem::ProblemDetails;
 
+/// Field with the ids of chosen dead letters. Each box that is checked sends one, and a hidden field has all of them.
+pub(super) const IDS: &str = "ids";
 /// Value of `all` for the pause of the whole consumer alone.
 const WHOLE: &str = "whole";
 
@@ -25,6 +28,8 @@ pub struct ChangeForm {
     pub app: Option<String>,
     /// Webhook with this id.
     pub webhook_id: Option<String>,
+    /// Dead letters with these Spillway-Ids, with spaces between them.
+    pub ids: Option<String>,
     /// Given up at or after this time.
     pub since: Option<String>,
     /// Given up at or before this time.
@@ -34,6 +39,15 @@ pub struct ChangeForm {
     /// Confirmation of a dry run. Without it, they are only counted.
     #[serde(flatten)]
     pub counted: CountedFields,
+    /// Manner of the change.
+    #[serde(flatten)]
+    pub manner: MannerFields,
+}
+
+/// Fields that say in which manner a change is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MannerFields {
     /// Number per second.
     pub rate: Option<String>,
     /// `true` for those of compliance topics, too.
@@ -81,7 +95,7 @@ impl ChangeForm {
     /// If a field should be a number and is none.
     pub fn change(&self) -> Result<ChangeRequest, ProblemDetails> {
         let expected = self.counted.expected.as_deref().map(count).transpose()?;
-        let rate = self.rate.as_deref().map(count).transpose()?;
+        let rate = self.manner.rate.as_deref().map(count).transpose()?;
         let rate = rate.map(|rate| {
             u32::try_from(rate)
                 .map_err(|_| ProblemDetails::bad_request(format!("{rate} per second is too many")))
@@ -91,7 +105,7 @@ impl ChangeForm {
             expected,
             digest: self.counted.digest.clone(),
             rate: rate.transpose()?,
-            force: is_true(self.force.as_deref()),
+            force: is_true(self.manner.force.as_deref()),
         })
     }
 
@@ -109,6 +123,7 @@ impl ChangeForm {
             resource: self.resource.clone(),
             app: self.app.clone(),
             webhook_id: self.webhook_id.clone(),
+            ids: self.ids.as_deref().map(|ids| ids.split_whitespace().map(str::to_owned).collect()),
             since: self.since.clone(),
             until: self.until.clone(),
             all: is_true(self.all.as_deref()),
@@ -150,13 +165,14 @@ impl ChangeForm {
     }
 
     /// Fields of the selection, each with its name and its label.
-    fn named(&self) -> [(&'static str, &'static str, Option<&str>); 7] {
+    fn named(&self) -> [(&'static str, &'static str, Option<&str>); 8] {
         [
             ("shop", "Shop", self.shop.as_deref()),
             ("topic", "Topic", self.topic.as_deref()),
             ("resource", "Resource", self.resource.as_deref()),
             ("app", "App", self.app.as_deref()),
             ("webhook_id", "Webhook", self.webhook_id.as_deref()),
+            (IDS, "Selected", self.ids.as_deref()),
             ("since", "Since", self.since.as_deref()),
             ("until", "Until", self.until.as_deref()),
         ]
@@ -168,8 +184,8 @@ impl ChangeForm {
         let how = [
             ("consumer", self.consumer.as_deref()),
             ("all", self.all.as_deref()),
-            ("rate", self.rate.as_deref()),
-            ("force", self.force.as_deref()),
+            ("rate", self.manner.rate.as_deref()),
+            ("force", self.manner.force.as_deref()),
         ];
         html! {
             @for (name, value) in selection.into_iter().chain(how) {
@@ -181,7 +197,8 @@ impl ChangeForm {
     /// The selection in words, for the one who confirms it.
     pub(super) fn description(&self) -> Markup {
         let named = self.named();
-        let given = || named.iter().filter_map(|(_, label, value)| Some((label, (*value)?)));
+        let given =
+            || named.iter().filter_map(|&(name, label, value)| Some((label, shown(name, value?))));
         html! {
             dl.facts {
                 @if let Some(consumer) = &self.consumer {
@@ -189,13 +206,22 @@ impl ChangeForm {
                 }
                 @for (label, value) in given() { div { dt { (label) } dd { (value) } } }
                 @if given().next().is_none() { div { dt { "Webhooks" } dd { "all" } } }
-                @if let Some(rate) = &self.rate { div { dt { "Per second" } dd { (rate) } } }
-                @if is_true(self.force.as_deref()) {
+                @if let Some(rate) = &self.manner.rate { div { dt { "Per second" } dd { (rate) } } }
+                @if is_true(self.manner.force.as_deref()) {
                     div { dt { "Compliance topics" } dd { "included" } }
                 }
             }
         }
     }
+}
+
+/// Value of a field in words. Of chosen dead letters it is the number: the job names them.
+fn shown(name: &str, value: &str) -> String {
+    if name != IDS {
+        return value.to_owned();
+    }
+    let number = value.split_whitespace().count();
+    counted(u64::try_from(number).unwrap_or(u64::MAX), "dead letter")
 }
 
 /// A number as people type it: `1,234` too.
@@ -219,7 +245,7 @@ mod tests {
         let counted = CountedFields { expected: Some("1,234".to_owned()), digest: None };
         let form = ChangeForm {
             counted,
-            rate: Some("50".to_owned()),
+            manner: MannerFields { rate: Some("50".to_owned()), force: None },
             all: Some("true".to_owned()),
             ..ChangeForm::default()
         };
@@ -238,6 +264,20 @@ mod tests {
         assert_eq!(form.all.as_deref(), Some("true"));
         let form = ChangeForm { shop: Some("a.example".to_owned()), ..form }.or_all();
         assert_eq!(form.all, None);
+        let form = ChangeForm { ids: Some("a".to_owned()), ..ChangeForm::default() }.or_all();
+        assert_eq!(form.all, None);
+    }
+
+    #[test]
+    fn chosen_letters_are_repeated_and_counted_in_words() {
+        let ids = Some("one \"><script> two".to_owned());
+        let form = ChangeForm { ids, ..ChangeForm::default() };
+        let text = form.hidden().into_string();
+        assert!(text.contains(r#"name="ids" value="one &quot;&gt;&lt;script&gt; two""#), "{text}");
+        let text = form.description().into_string();
+        assert!(text.contains("<dt>Selected</dt><dd>3 dead letters</dd>"), "{text}");
+        let ids = form.change().unwrap().selection.ids.unwrap();
+        assert_eq!(ids, ["one", "\"><script>", "two"]);
     }
 
     #[test]
@@ -255,7 +295,8 @@ mod tests {
     #[test]
     fn hidden_fields_repeat_the_form_and_escape_it() {
         let shop = Some("\"><script>".to_owned());
-        let form = ChangeForm { shop, rate: Some("5".to_owned()), ..ChangeForm::default() };
+        let manner = MannerFields { rate: Some("5".to_owned()), force: None };
+        let form = ChangeForm { shop, manner, ..ChangeForm::default() };
         let text = form.hidden().into_string();
         assert!(text.contains(r#"name="shop" value="&quot;&gt;&lt;script&gt;""#), "{text}");
         assert!(text.contains(r#"name="rate" value="5""#), "{text}");

@@ -4,15 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use maud::{DOCTYPE, Markup, html};
 
-use crate::access::{Caller, Permission};
+use crate::access::{Caller, Credential, Permission};
 use crate::assets::url;
 use crate::csrf;
 
 /// htmx runs no text as code, adds no inline style, and asks no other host.
 const HTMX: &str = r#"{"allowEval":false,"includeIndicatorStyles":false,"selfRequestsOnly":true,"historyCacheSize":0}"#;
-
-/// Name of a caller who has not logged in (`AnonymousAccess`), and so can't log out.
-const ANONYMOUS: &str = "anonymous";
 
 /// True in a cell whose demo backend can be told to fail.
 static HAS_DEMO: AtomicBool = AtomicBool::new(false);
@@ -28,6 +25,8 @@ pub enum ConsoleView {
     Webhooks,
     /// Dead letters.
     DeadLetters,
+    /// Replay from the archive.
+    Archive,
     /// Shops, topics and resources with the most waiting webhooks.
     Shops,
     /// Times in which webhooks may be missing.
@@ -54,11 +53,12 @@ pub struct PageFrame<'a> {
 
 impl ConsoleView {
     /// All views, in the order of the navigation.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Overview,
         Self::Lanes,
         Self::Webhooks,
         Self::DeadLetters,
+        Self::Archive,
         Self::Shops,
         Self::Gaps,
         Self::Audit,
@@ -73,6 +73,7 @@ impl ConsoleView {
             Self::Lanes => "Lanes",
             Self::Webhooks => "Webhooks",
             Self::DeadLetters => "Dead letters",
+            Self::Archive => "Archive",
             Self::Shops => "Shops",
             Self::Gaps => "Gaps",
             Self::Audit => "Audit",
@@ -88,6 +89,7 @@ impl ConsoleView {
             Self::Lanes => "/lanes",
             Self::Webhooks => "/webhooks",
             Self::DeadLetters => "/dead",
+            Self::Archive => "/archive",
             Self::Shops => "/shops",
             Self::Gaps => "/gaps",
             Self::Audit => "/audit",
@@ -101,7 +103,7 @@ impl ConsoleView {
         match self {
             Self::Overview | Self::Lanes | Self::Shops | Self::Doctor => Permission::Look,
             Self::Webhooks | Self::DeadLetters | Self::Gaps | Self::Audit => Permission::Search,
-            Self::Demo => Permission::Operate,
+            Self::Archive | Self::Demo => Permission::Operate,
         }
     }
 
@@ -187,12 +189,12 @@ impl PageFrame<'_> {
     }
 }
 
-/// Name and role of the caller, with the way out where there is a session.
+/// Name and role of the caller, with the way out where a login has opened a session.
 fn account(caller: &Caller) -> Markup {
     html! {
         div.account {
             span { (caller.name) " " span.quiet { (caller.role) } }
-            @if caller.session.is_some() && caller.name != ANONYMOUS {
+            @if caller.credential == Credential::Session {
                 form method="post" action="/logout" {
                     (csrf::field(caller))
                     button.plain type="submit" { "Log out" }
@@ -223,5 +225,19 @@ mod tests {
         assert!(!text(Role::Viewer).contains("/dead") && text(Role::Viewer).contains("/shops"));
         assert!(text(Role::Support).contains(r#"href="/dead""#));
         assert!(text(Role::Support).contains(r#"href="/lanes" aria-current="page""#));
+        for role in Role::ALL {
+            let has_archive = text(role).contains(r#"href="/archive""#);
+            assert_eq!(has_archive, role >= Role::Operator, "{role}");
+        }
+    }
+
+    #[test]
+    fn only_a_session_has_a_logout() {
+        for credential in [Credential::Session, Credential::Ambient, Credential::Bearer] {
+            let caller = Caller { credential, ..caller(Role::Admin) };
+            let text = ConsoleView::Lanes.page(&caller, &html! {}).into_string();
+            let has_logout = text.contains("/logout");
+            assert_eq!(has_logout, credential == Credential::Session, "{credential:?}");
+        }
     }
 }

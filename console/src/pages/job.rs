@@ -26,7 +26,10 @@ struct ConfirmPlan {
     is_destructive: bool,
 }
 
-const PLANS: [ConfirmPlan; 3] = [
+/// Command of a replay from the archive, whose count is the most that it replays.
+const ARCHIVE_REPLAY: &str = "replay";
+
+const PLANS: [ConfirmPlan; 4] = [
     ConfirmPlan {
         verb: "dead replay",
         action: "/dead/replay",
@@ -51,18 +54,28 @@ const PLANS: [ConfirmPlan; 3] = [
         confirm: "Drop for ever",
         is_destructive: true,
     },
+    ConfirmPlan {
+        verb: ARCHIVE_REPLAY,
+        action: "/archive/replay",
+        permission: Permission::Operate,
+        title: "Replay from the archive",
+        confirm: "Replay",
+        is_destructive: false,
+    },
 ];
 
 /// The whole page. `form` is the selection that a dry run has counted, to be sent again with the number.
 pub fn page(caller: &Caller, job: &JobStatus, form: &ChangeForm) -> Markup {
     let plan = PLANS.iter().find(|plan| plan.verb == job.verb);
     let (name, _, is_over) = phase(&job.phase);
+    let view = match plan.map(|plan| plan.action) {
+        Some("/webhooks/drop") => ConsoleView::Webhooks,
+        Some("/archive/replay") => ConsoleView::Archive,
+        _ => ConsoleView::DeadLetters,
+    };
     let frame = PageFrame {
         title: plan.map_or("Job", |plan| plan.title),
-        view: Some(match plan.map(|plan| plan.action) {
-            Some("/webhooks/drop") => ConsoleView::Webhooks,
-            _ => ConsoleView::DeadLetters,
-        }),
+        view: Some(view),
         caller: Some(caller),
         is_refreshed: !is_over,
     };
@@ -89,7 +102,10 @@ pub fn page(caller: &Caller, job: &JobStatus, form: &ChangeForm) -> Markup {
             (confirmation(caller, job, form, plan))
         }
         @if is_over {
-            p { a href="/dead" { "Dead letters" } " · " a href="/audit" { "Audit" } }
+            p {
+                @if caller.may(view.permission()) { a href=(view.path()) { (view.label()) } " · " }
+                a href="/audit" { "Audit" }
+            }
         }
     })
 }
@@ -152,6 +168,7 @@ fn sentence(job: &JobStatus) -> Markup {
     html! {
         @match &job.phase {
             JobPhase::Counting => { (done) " found so far." },
+            JobPhase::Counted if job.verb == ARCHIVE_REPLAY => { "At most " (total) " match. Nothing was changed." },
             JobPhase::Counted => { (total) " matched. Nothing was changed." },
             JobPhase::Waiting(until_ms) => {
                 (total) " will be taken. It starts at " (moment(*until_ms)) " UTC, and can be undone until then."
@@ -203,7 +220,9 @@ fn confirmation(caller: &Caller, job: &JobStatus, form: &ChangeForm, plan: &Conf
                     button.destructive[plan.is_destructive] type="submit" { (plan.confirm) }
                     p #confirm-why.quiet {
                         "If others match by then, even as many, nothing is changed."
-                        @if !plan.is_destructive { " It starts after ten seconds, and can be undone until then." }
+                        @if !plan.is_destructive {
+                            " It starts after ten seconds, and can be undone until then, and cancelled while it runs."
+                        }
                     }
                 }
             }
@@ -249,13 +268,19 @@ mod tests {
             ("dead replay", "/dead/replay"),
             ("dead drop", "/dead/drop"),
             ("queue drop", "/webhooks/drop"),
+            ("replay", "/archive/replay"),
         ] {
             let text = of(Role::Operator, verb, JobPhase::Counted);
             assert!(text.contains(&format!(r#"action="{action}""#)), "{verb}: {text}");
             assert!(text.contains(r#"name="expected""#) && text.contains("2,345"), "{text}");
             assert!(text.contains(r#"name="digest" value="0a1b""#), "{text}");
         }
-        assert!(of(Role::Support, "dead drop", JobPhase::Counted).contains("may not confirm"));
+        let archive = of(Role::Operator, "replay", JobPhase::Counted);
+        assert!(archive.contains("At most 2,345 webhooks match"), "{archive}");
+        assert!(archive.contains(r#"href="/archive" aria-current="page""#), "{archive}");
+        for verb in ["dead drop", "replay"] {
+            assert!(of(Role::Support, verb, JobPhase::Counted).contains("may not confirm"));
+        }
         let mut none = job("queue drop", JobPhase::Counted);
         none.total = Some(0);
         let text = page(&caller(Role::Operator), &none, &form()).into_string();
@@ -270,7 +295,9 @@ mod tests {
         for phase in [JobPhase::Cancelled, JobPhase::Done, JobPhase::Undone, JobPhase::Counting] {
             assert!(!of(Role::Admin, "dead replay", phase).contains("/undo"));
         }
-        assert!(of(Role::Support, "dead replay", JobPhase::Running).contains("Cancel</button>"));
+        for verb in ["dead replay", "replay"] {
+            assert!(of(Role::Support, verb, JobPhase::Running).contains("Cancel</button>"));
+        }
         assert!(!of(Role::Admin, "queue drop", JobPhase::Running).contains("/undo"));
     }
 
@@ -281,6 +308,16 @@ mod tests {
         done.not_yet = 1_345;
         let text = part(&done).into_string();
         assert!(text.contains("1,000 dropped; 1,345 more are ordered"), "{text}");
+    }
+
+    #[test]
+    fn chosen_letters_are_sent_again_with_the_number() {
+        let form = ChangeForm { ids: Some("one two \"><script>".to_owned()), ..form() };
+        let job = job("dead drop", JobPhase::Counted);
+        let text = page(&caller(Role::Operator), &job, &form).into_string();
+        assert!(text.contains(r#"name="ids" value="one two &quot;&gt;&lt;script&gt;""#), "{text}");
+        assert!(text.contains("<dt>Selected</dt><dd>3 dead letters</dd>"), "{text}");
+        assert_hygiene(&text);
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) fn caller(role: Role) -> Caller {
         name: hostile(),
         role,
         sees_personal_data: role == Role::Admin,
-        credential: Credential::Ambient,
+        credential: Credential::Session,
         session: Some(SessionKey::random()),
     }
 }

@@ -48,14 +48,28 @@ fn filter_of(selection: &WebhookSelection) -> Result<Filter, ProblemDetails> {
         let told = "since and until select dead letters and archived webhooks only: leave them out";
         return Err(ProblemDetails::bad_request(told));
     }
+    ensure_no_ids(selection)?;
     Ok(flags_of(selection).checked()?)
+}
+
+/// Checks that a selection that is not of dead letters has no ids.
+fn ensure_no_ids(selection: &WebhookSelection) -> Result<(), ProblemDetails> {
+    if selection.ids.is_some() {
+        return Err(ProblemDetails::bad_request("ids choose dead letters only: leave them out"));
+    }
+    Ok(())
 }
 
 /// Checks that no field of a selection is empty: an empty one selects nothing, and a script whose variable is not set
 /// would select more than it means. Forms leave out what nobody filled in.
 fn ensure_filled(selection: &WebhookSelection) -> Result<(), ProblemDetails> {
-    let WebhookSelection { shop, topic, resource, app, webhook_id, since, until, all: _ } =
+    let WebhookSelection { shop, topic, resource, app, webhook_id, ids, since, until, all: _ } =
         selection;
+    let is_blank = |ids: &Vec<String>| ids.is_empty() || ids.iter().any(|id| id.trim().is_empty());
+    if ids.as_ref().is_some_and(is_blank) {
+        let told = "ids is empty, or one of them is: give Spillway-Ids, or leave it out";
+        return Err(ProblemDetails::bad_request(told));
+    }
     let fields = [
         ("shop", shop),
         ("topic", topic),
@@ -81,6 +95,12 @@ fn needs_all() -> ProblemDetails {
         "give a filter ({}), or \"all\": true",
         FILTERS.replace("--", "").replace('-', "_")
     ))
+}
+
+/// Problem for a selection of all dead letters that does not say so.
+fn needs_letters() -> ProblemDetails {
+    let ProblemDetails { detail, .. } = needs_all();
+    ProblemDetails::bad_request(format!("choose dead letters (ids), or {detail}"))
 }
 
 #[cfg(test)]
@@ -112,6 +132,18 @@ mod tests {
             assert!(problem.detail.contains("topic is empty"), "{}", problem.detail);
         }
         assert!(ensure_filled(&WebhookSelection::default()).is_ok());
+        let of = |ids: &[&str]| {
+            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            WebhookSelection { ids: Some(ids), ..WebhookSelection::default() }
+        };
+        assert!(ensure_filled(&of(&["a", "b"])).is_ok());
+        for empty in [&["a", " "][..], &[]] {
+            let problem = ensure_filled(&of(empty)).expect_err("it chooses nothing");
+            assert!(problem.detail.contains("ids is empty"), "{}", problem.detail);
+        }
+        let problem = filter_of(&of(&["a"])).expect_err("it is for dead letters");
+        assert!(problem.detail.contains("dead letters only"), "{}", problem.detail);
+        assert!(needs_letters().detail.contains("(ids), or give a filter"));
         assert!(needs_all().detail.contains("shop, topic, resource, app, webhook_id"));
     }
 }

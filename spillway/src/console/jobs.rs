@@ -61,6 +61,8 @@ pub(super) struct JobOrder {
     pub filter: String,
     /// Caller who ordered it.
     pub actor: String,
+    /// Ids of the dead letters that are chosen, with spaces between them.
+    pub chosen: Option<String>,
     /// Count of a dry run that is confirmed; `None` for a dry run.
     pub expected: Option<ExpectedCount>,
 }
@@ -138,6 +140,7 @@ struct JobTable {
 
 struct KeptJob {
     id: u64,
+    chosen: Option<String>,
     status: watch::Sender<JobStatus>,
     /// Cancelled when the job is undone, and when the process stops.
     end: CancellationToken,
@@ -214,6 +217,11 @@ impl Jobs {
     /// Status of a job.
     pub(super) fn status(&self, id: u64) -> Option<JobStatus> {
         self.find(id).map(|job| job.status.borrow().clone())
+    }
+
+    /// Ids of the dead letters that a job was ordered for, with spaces between them.
+    pub(super) fn chosen(&self, id: u64) -> Option<String> {
+        self.find(id)?.chosen.clone()
     }
 
     /// All jobs that are kept, newest first.
@@ -318,6 +326,7 @@ impl Jobs {
         };
         let job = Arc::new(KeptJob {
             id,
+            chosen: order.chosen,
             status: watch::Sender::new(status),
             end: stop.child_token(),
             is_undone: AtomicBool::new(false),

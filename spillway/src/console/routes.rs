@@ -105,6 +105,25 @@ mod tests {
         }
     }
 
+    /// Permissions of docs/console.md, written a second time.
+    #[test]
+    fn the_audit_and_the_archive_need_what_the_documentation_says() {
+        let table = table();
+        for (effect, path, permission) in [
+            (RouteEffect::Read, "/audit", Permission::Search),
+            (RouteEffect::Read, "/api/v1/audit", Permission::Search),
+            (RouteEffect::Read, "/archive", Permission::Operate),
+            (RouteEffect::Change, "/archive/replay", Permission::Operate),
+            (RouteEffect::Change, "/api/v1/consumers/{consumer}/replay", Permission::Operate),
+            (RouteEffect::Change, "/dead/replay", Permission::Replay),
+            (RouteEffect::Change, "/dead/drop", Permission::Operate),
+        ] {
+            let found = table.facts().find(|facts| facts.path == path && facts.effect == effect);
+            assert_eq!(found.map(|facts| facts.permission), Some(permission), "{path}");
+            assert_ne!(permission.least_role(), Some(Role::Viewer), "{path}");
+        }
+    }
+
     #[test]
     fn every_view_of_the_navigation_has_a_route_with_the_same_permission() {
         let table = table();

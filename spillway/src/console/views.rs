@@ -1,6 +1,7 @@
 //! The pages: each view has a file with its routes and their handlers. A handler finds out, and the page is a
 //! function of what it found (`spillway-console`).
 
+mod archive;
 mod audit;
 mod dead;
 mod demo;
@@ -23,6 +24,7 @@ pub(super) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
         lanes::routes(),
         webhook::routes(),
         dead::routes(),
+        archive::routes(),
         shops::routes(),
         audit::routes(),
         doctor::routes(),

@@ -1,8 +1,10 @@
 //! Filters that select dead letters.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use clap::Args;
+use spillway_console::model::change::CHOSEN_MAX;
 use spillway_queue::controls;
 use spillway_queue::dead::DeadLetter;
 use spillway_webhook::freshness::rfc3339;
@@ -15,11 +17,15 @@ use crate::failure::Failure;
 use crate::filter::{self, moment_ms, spillway_id};
 use crate::out::now_ms;
 
+/// Ids that a text names one by one: the audit keeps 2,048 bytes of it.
+const TOLD_MAX: usize = 40;
+
 /// Filters as given on the command line. A dead letter must match all of them.
 #[derive(Debug, Args)]
 pub(super) struct WrittenFilter {
-    /// Spillway-Id of one dead letter
-    spillway_id: Option<String>,
+    /// Spillway-Ids of dead letters, at most 200
+    #[arg(value_name = "SPILLWAY_ID")]
+    spillway_ids: Vec<String>,
 
     #[command(flatten)]
     which: filter::FilterArguments,
@@ -36,7 +42,8 @@ pub(super) struct WrittenFilter {
 /// Filters after their values were checked.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeadFilter {
-    id: Option<WebhookId>,
+    /// Dead letters that are chosen by their ids; all if it is empty.
+    ids: BTreeSet<WebhookId>,
     which: controls::Filter,
     since_ms: Option<u64>,
     until_ms: Option<u64>,
@@ -54,13 +61,14 @@ impl WrittenFilter {
         let moment = |flag: &str, text: Option<String>| {
             text.map(|text| moment_ms(flag, &text, now_ms)).transpose()
         };
-        Ok(DeadFilter {
-            id: self.spillway_id.as_deref().map(spillway_id).transpose()?,
+        let filter = DeadFilter {
+            ids: BTreeSet::new(),
             which: self.which.filter(),
             since_ms: moment("--since", self.since)?,
             until_ms: moment("--until", self.until)?,
             is_thorough: false,
-        })
+        };
+        filter.among(&self.spillway_ids)
     }
 }
 
@@ -82,12 +90,25 @@ impl DeadFilter {
             given.map(|text| moment_ms(name, text.trim(), now)).transpose()
         };
         Ok(Self {
-            id: None,
+            ids: BTreeSet::new(),
             which: which.checked()?,
             since_ms: moment("since", times.since)?,
             until_ms: moment("until", times.until)?,
             is_thorough: false,
         })
+    }
+
+    /// The same filter for the dead letters with these Spillway-Ids alone, if any are given.
+    pub(crate) fn among(self, ids: &[String]) -> Result<Self, Failure> {
+        if ids.len() > CHOSEN_MAX {
+            let number = ids.len();
+            return Err(Failure::Usage(format!(
+                "{number} dead letters are too many to be chosen by their ids: choose at most {CHOSEN_MAX}, or give a filter"
+            )));
+        }
+        let ids =
+            ids.iter().map(|id| spillway_id(id.trim())).collect::<Result<BTreeSet<_>, _>>()?;
+        Ok(Self { ids, ..self })
     }
 
     /// Id after which the first dead letter that may match is.
@@ -98,7 +119,8 @@ impl DeadFilter {
         }
         // A webhook is given up after it was accepted, both by Redis' clock, unless that went back.
         let id = self.which.webhook_id.as_ref().and_then(|id| id.parse::<WebhookId>().ok());
-        let accepted = id.or(self.id).map(|id| id.entry.previous());
+        let first = self.ids.iter().map(|id| id.entry).min();
+        let accepted = id.map(|id| id.entry).max(first).map(StreamId::previous);
         since.max(accepted).unwrap_or_default()
     }
 
@@ -121,15 +143,15 @@ impl DeadFilter {
         if self.is_empty() { "there are no dead letters" } else { "no dead letter matches" }
     }
 
-    /// The Spillway-Id, if one was given.
-    pub(super) fn spillway_id(&self) -> Option<WebhookId> {
-        self.id
+    /// The Spillway-Ids that are chosen; all if it is empty.
+    pub(super) fn ids(&self) -> &BTreeSet<WebhookId> {
+        &self.ids
     }
 
     /// True if no filter is set, so that every dead letter matches.
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { id, which, since_ms, until_ms, is_thorough: _ } = self;
-        id.is_none() && which.is_empty() && since_ms.is_none() && until_ms.is_none()
+        let Self { ids, which, since_ms, until_ms, is_thorough: _ } = self;
+        ids.is_empty() && which.is_empty() && since_ms.is_none() && until_ms.is_none()
     }
 
     /// True if no later dead letter can match, in a walk from the oldest to the newest.
@@ -140,7 +162,7 @@ impl DeadFilter {
     /// True if this dead letter matches.
     pub(super) fn matches(&self, letter: &DeadLetter) -> bool {
         let app = self.which.app.as_ref().map(|_| app_of(letter)).unwrap_or_default();
-        self.id.is_none_or(|id| id == letter.webhook)
+        (self.ids.is_empty() || self.ids.contains(&letter.webhook))
             && self.which.matches(controls::WebhookFacts {
                 id: letter.webhook,
                 shop: &letter.shop,
@@ -156,8 +178,12 @@ impl DeadFilter {
 
 impl fmt::Display for DeadFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, which, since_ms, until_ms, is_thorough: _ } = self;
-        let id = id.map(|id| format!("spillway-id {id}"));
+        let Self { ids, which, since_ms, until_ms, is_thorough: _ } = self;
+        let id = match ids.len() {
+            0 => None,
+            1 => Some(format!("spillway-id {}", told_ids(ids))),
+            _ => Some(format!("spillway-ids {}", told_ids(ids))),
+        };
         let which = (!which.is_empty()).then(|| which.to_string());
         let since = since_ms.map(|ms| format!("since {}", rfc3339(ms)));
         let until = until_ms.map(|ms| format!("until {}", rfc3339(ms)));
@@ -166,6 +192,15 @@ impl fmt::Display for DeadFilter {
             if parts.is_empty() { "everything".to_owned() } else { parts.join(", ") }.as_str(),
         )
     }
+}
+
+/// Ids in words: the first ones, and the number of the others.
+pub(super) fn told_ids(ids: &BTreeSet<WebhookId>) -> String {
+    let mut words: Vec<String> = ids.iter().take(TOLD_MAX).map(ToString::to_string).collect();
+    if let Some(more) = ids.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
+        words.push(format!("and {more} more"));
+    }
+    words.join(" ")
 }
 
 /// App of a dead letter, from its headers; empty if it has none.
@@ -201,7 +236,7 @@ mod tests {
 
     fn given(set: impl FnOnce(&mut WrittenFilter)) -> WrittenFilter {
         let mut arguments = WrittenFilter {
-            spillway_id: None,
+            spillway_ids: Vec::new(),
             which: filter::FilterArguments::default(),
             since: None,
             until: None,
@@ -220,8 +255,10 @@ mod tests {
 
     #[test]
     fn each_filter_matches_and_does_not() {
-        check(true, |f| f.spillway_id = Some(ID.to_owned()));
-        check(false, |f| f.spillway_id = Some(ID.replace("5000", "5001")));
+        let other = || ID.replace("5000", "5001");
+        check(true, |f| f.spillway_ids = vec![ID.to_owned()]);
+        check(true, |f| f.spillway_ids = vec![other(), ID.to_owned()]);
+        check(false, |f| f.spillway_ids = vec![other()]);
         check(true, |f| f.which.shop = Some("a.myshopify.com".to_owned()));
         check(false, |f| f.which.shop = Some("a".to_owned()));
         check(true, |f| f.which.topic = Some("orders/create".to_owned()));
@@ -279,8 +316,30 @@ mod tests {
     }
 
     #[test]
+    fn chosen_ids_are_bounded_and_told_in_words() {
+        let id = |number: usize| ID.replace("00000-", &format!("{number:05}-"));
+        let of = |ids: Vec<String>| DeadFilter::default().among(&ids);
+        let two = of(vec![id(7), id(3), id(7)]).expect("good ids");
+        assert_eq!(two.to_string(), format!("spillway-ids {} {}", id(3), id(7)));
+        let before = StreamId { ms: 5_000, seq: 2 };
+        assert_eq!((two.ids().len(), two.first_after()), (2, before));
+        assert!(two.thorough().is_some_and(|all| all.first_after() == StreamId::ZERO));
+        let one = of(vec![format!(" {ID}\n")]).expect("a good id");
+        assert_eq!(one.to_string(), format!("spillway-id {ID}"));
+        assert!(of(Vec::new()).expect("none").is_empty());
+        let most = of((0..CHOSEN_MAX).map(id).collect()).expect("as many as there may be");
+        let text = most.to_string();
+        assert!(text.ends_with(" and 160 more") && text.len() < 2_000, "{text}");
+        let over = of((0..=CHOSEN_MAX).map(id).collect()).expect_err("one more");
+        assert!(over.to_string().contains("at most 200"), "{over}");
+        for bad in ["", " ", "d-1", "'\"><script>", ID.trim_end_matches('0')] {
+            assert!(of(vec![ID.to_owned(), bad.to_owned()]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         assert!(given(|f| f.since = Some("yesterday".to_owned())).checked_at(0).is_err());
-        assert!(given(|f| f.spillway_id = Some("d-1".to_owned())).checked_at(0).is_err());
+        assert!(given(|f| f.spillway_ids = vec!["d-1".to_owned()]).checked_at(0).is_err());
     }
 }

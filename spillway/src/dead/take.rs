@@ -11,7 +11,7 @@ use spillway_webhook::fingerprint::SetDigest;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::absent;
-use super::filter::{DeadFilter, WrittenFilter};
+use super::filter::{DeadFilter, WrittenFilter, told_ids};
 use super::walk::Walk;
 use crate::audited::{Actor, ChangeOrder, audited};
 use crate::consent::{Confirmation, Consent, dry_run};
@@ -51,6 +51,8 @@ pub(crate) struct FoundLetters {
     letters: Vec<(WebhookId, StreamId)>,
     /// Dead letters that match, and are kept because of their topic.
     pub compliance_kept: u64,
+    /// Ids that were chosen, and that no dead letter has that matches.
+    missing: usize,
 }
 
 /// Order to take dead letters away.
@@ -76,11 +78,12 @@ pub(super) async fn replay(
     let found = count_letters(place, consumer, &filter, |_| false, |_| Ok(())).await?;
     let number = found.number();
     if number == 0 {
-        if let Some(id) = filter.spillway_id() {
-            return Err(absent(consumer, &id));
+        if !filter.ids().is_empty() {
+            return Err(absent(consumer, &told_ids(filter.ids())));
         }
         return Ok(line(filter.nothing())?);
     }
+    found.tell_missing();
     if !arguments.confirmation.yes {
         let effect = format!("{} would be replayed", count(number, "dead letter"));
         return Ok(line(dry_run(&effect, "replay them"))?);
@@ -107,6 +110,7 @@ pub(super) async fn drop(
         count_letters(place, consumer, &filter, |topic| consent.keeps(topic), |_| Ok(())).await?;
     let number = found.number();
     consent.tell_kept(found.compliance_kept, "dead letter");
+    found.tell_missing();
     if number == 0 {
         let is_one_kept = found.compliance_kept > 0;
         let text = if is_one_kept { "no other dead letter matches" } else { filter.nothing() };
@@ -132,7 +136,7 @@ fn some_filter(filter: WrittenFilter, all: bool) -> Result<DeadFilter, Failure> 
     let filter = filter.checked()?;
     if filter.is_empty() && !all {
         return Err(Failure::Usage(format!(
-            "give a Spillway-Id or a filter ({FILTERS}, --since, --until), or --all"
+            "give Spillway-Ids or a filter ({FILTERS}, --since, --until), or --all"
         )));
     }
     Ok(filter)
@@ -151,10 +155,13 @@ pub(crate) async fn count_letters(
     let mut found = FoundLetters::default();
     let mut next = Some(filter.clone());
     while let Some(filter) = next.take() {
+        found = FoundLetters::default();
+        let mut sought = filter.ids().clone();
         let first = filter.first_after();
         let mut walk = Walk::new(&redis, &mut connection, consumer).starting_after(first);
         while let Some(page) = walk.next(&filter).await? {
             for letter in page {
+                sought.remove(&letter.webhook);
                 if keeps(&letter.topic) {
                     found.compliance_kept += 1;
                 } else {
@@ -162,8 +169,13 @@ pub(crate) async fn count_letters(
                 }
             }
             looked(found.number())?;
+            // There may be far more letters than those that are chosen.
+            if sought.is_empty() && !filter.ids().is_empty() {
+                break;
+            }
         }
-        if found.number() == 0 && found.compliance_kept == 0 {
+        found.missing = sought.len();
+        if !sought.is_empty() || (found.number() == 0 && found.compliance_kept == 0) {
             next = filter.thorough();
         }
     }
@@ -230,6 +242,13 @@ impl FoundLetters {
     /// Number of dead letters to take.
     pub(crate) fn number(&self) -> u64 {
         u64::try_from(self.letters.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Reports chosen ids without a dead letter.
+    fn tell_missing(&self) {
+        if self.missing > 0 {
+            eprintln!("ids without a dead letter that matches: {}", self.missing);
+        }
     }
 
     /// Digest of the dead letters to take.

@@ -20,7 +20,7 @@ from playwright.sync_api import sync_playwright
 # Far more than a step takes on a busy machine.
 PATIENCE_MS = 30_000
 PAUSE_FORM = "form[action='/lanes/pause']:has(input[name=shop]:not([type=hidden]))"
-VIEWS = ["/", "/lanes", "/webhooks", "/dead", "/shops", "/gaps", "/audit", "/doctor"]
+VIEWS = ["/", "/lanes", "/webhooks", "/dead", "/archive", "/shops", "/gaps", "/audit", "/doctor"]
 # Rules of axe: WCAG 2.2 A and AA, and what is known to be good practice.
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 DESK = {"width": 1280, "height": 800}
@@ -202,6 +202,11 @@ def count_and_confirm(page, path, action, number):
     """Orders a change: counts by the form of a list, types the number, and confirms."""
     page.goto(page_url(page, path))
     page.locator(f"form[action='{action}']").last.locator("button[type=submit]").first.click()
+    confirm(page, number)
+
+
+def confirm(page, number):
+    """Waits for the count of a dry run, types the number, and confirms."""
     page.wait_for_url("**/jobs/*")
     counting = job_of(page)
     wait_for_phase(page, "counted")
@@ -248,6 +253,62 @@ def replay_without_scripts(console, shop, number):
         console.open(page, "/")
         count_and_confirm(page, f"/dead?shop={urllib.parse.quote(shop)}", "/dead/replay", number)
         wait_for_phase(page, "done")
+
+
+def chosen(console, verb, shop, number):
+    """The first dead letters of a shop are chosen by their boxes, counted, and replayed (without scripts) or dropped."""
+    number = int(number)
+    with console.page(java_script_enabled=verb == "drop") as page:
+        console.open(page, f"/dead?shop={urllib.parse.quote(shop)}")
+        button = f"button[formaction='/dead/{verb}']"
+        page.locator(button).first.click()
+        page.locator("[role=alert]").wait_for()
+        told = page.locator("main").inner_text()
+        if "choose dead letters" not in told:
+            console.wrong(page, f"nothing is chosen: {told}")
+        console.open(page, f"/dead?shop={urllib.parse.quote(shop)}")
+        boxes = page.locator("#rows input[type=checkbox][name=ids]")
+        if boxes.count() <= number:
+            console.wrong(page, f"{boxes.count()} boxes: some should be left out")
+        for place in range(number):
+            boxes.nth(place).check()
+        page.locator(button).first.click()
+        confirm(page, number)
+        wait_for_phase(page, "done")
+        if verb == "drop":
+            console.check_policy(page)
+        print(f"chosen for a {verb}: {page.locator('[data-phase]').inner_text()}")
+
+
+def archive(console, shop, since, number):
+    """What the archive holds of a shop is counted, undone once, and delivered again."""
+    number = int(number)
+    with console.page() as page:
+        for is_undone in [True, False]:
+            console.open(page, "/")
+            page.locator("nav a[href='/archive']").click()
+            page.wait_for_url("**/archive")
+            form = page.locator("form[action='/archive/replay']")
+            form.locator("input[name=shop]").fill(shop)
+            form.locator("input[name=since]").fill(since)
+            form.locator("button[type=submit]").click()
+            confirm(page, number)
+            if is_undone:
+                wait_for_phase(page, "waiting")
+                page.locator("form[action$='/undo'] button").click()
+                wait_for_phase(page, "undone")
+        wait_for_phase(page, "done")
+        console.check_policy(page)
+        print(f"replayed from the archive: {page.locator('[data-phase]').inner_text()}")
+
+
+def no_archive(console):
+    """A console without an archive says how to set one up."""
+    with console.page() as page:
+        console.open(page, "/archive")
+        told = page.locator("main").inner_text()
+        if "ARCHIVE_URL" not in told or page.locator("form[action='/archive/replay']").count():
+            console.wrong(page, f"no way to an archive: {told}")
 
 
 def pause(console, shop):
@@ -493,7 +554,7 @@ def save(page, directory, name):
     return os.path.getsize(path)
 
 
-STEPS = [views, replay, replay_without_scripts, pause, resume, drop, live, keyboard, hostile, newcomer, pictures]
+STEPS = [views, replay, replay_without_scripts, chosen, archive, no_archive, pause, resume, drop, live, keyboard, hostile, newcomer, pictures]
 
 
 def main():

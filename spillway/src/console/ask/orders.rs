@@ -8,7 +8,7 @@ use spillway_queue::dead::Take;
 use spillway_webhook::freshness::rfc3339;
 
 use super::work::{ArchiveWork, DeadWork, DropWork, JobTarget};
-use super::{ensure_filled, filter_of, flags_of, given, needs_all};
+use super::{ensure_filled, ensure_no_ids, filter_of, flags_of, given, needs_all, needs_letters};
 use crate::audited::Actor;
 use crate::console::jobs::{ExpectedCount, JobOrder, JobVerb, Jobs};
 use crate::console::state::ConsoleState;
@@ -31,22 +31,26 @@ impl Jobs {
         ensure_fitting(verb, &request)?;
         let ChangeRequest { selection, expected, digest, rate, force } = request;
         let expected = expected.map(|number| ExpectedCount { number, digest });
+        let ids = selection.ids.clone().unwrap_or_default();
+        let chosen = selection.ids.as_ref().map(|ids| ids.join(" "));
         let consumer = consumer.to_owned();
         let target = JobTarget {
             place: console.place.clone(),
             consumer: consumer.clone(),
             actor: actor.clone(),
         };
-        let order =
-            |filter: String| JobOrder { verb, consumer, filter, actor: actor.name, expected };
+        let order = |filter: String| {
+            let actor = actor.name;
+            JobOrder { verb, consumer, filter, actor, chosen, expected }
+        };
         let stop = &console.stop;
         match verb {
             JobVerb::DeadReplay | JobVerb::DeadDrop => {
                 let which = flags_of(&selection);
                 let times = DeadTimes { since: selection.since, until: selection.until };
-                let filter = DeadFilter::of(which, times)?;
+                let filter = DeadFilter::of(which, times)?.among(&ids)?;
                 if filter.is_empty() && !selection.all {
-                    return Err(needs_all());
+                    return Err(needs_letters());
                 }
                 let how = if verb == JobVerb::DeadReplay { Take::Replay } else { Take::Drop };
                 let order = order(filter.to_string());
@@ -61,6 +65,7 @@ impl Jobs {
                 self.begin(order, DropWork { target, filter, force }, stop)
             }
             JobVerb::ArchiveReplay => {
+                ensure_no_ids(&selection)?;
                 let filter = flags_of(&selection).checked()?;
                 if filter.is_empty() && !selection.all {
                     return Err(needs_all());

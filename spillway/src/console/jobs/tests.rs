@@ -66,7 +66,7 @@ fn counted(number: u64, digest: Option<&str>) -> ExpectedCount {
 
 fn of(verb: JobVerb, actor: &str, expected: Option<ExpectedCount>) -> JobOrder {
     let (consumer, filter) = ("http".to_owned(), "everything".to_owned());
-    JobOrder { verb, consumer, filter, actor: actor.to_owned(), expected }
+    JobOrder { verb, consumer, filter, actor: actor.to_owned(), chosen: None, expected }
 }
 
 fn begin_with(jobs: &Jobs, order: JobOrder, undo_for: Duration, work: Fake) -> Arc<KeptJob> {
@@ -220,6 +220,19 @@ async fn a_replay_that_runs_is_cancelled_and_a_drop_is_not() {
             assert_eq!(status.done, 1);
         }
     }
+}
+
+#[tokio::test]
+async fn a_job_keeps_the_ids_of_its_letters() {
+    let jobs = Jobs::new();
+    let stop = CancellationToken::new();
+    let order = of(JobVerb::DeadReplay, "mia", None);
+    let all = jobs.keep(order.clone(), &stop).expect("there is room");
+    let chosen = Some("one two".to_owned());
+    let order = JobOrder { chosen: chosen.clone(), ..order };
+    let some = jobs.keep(order, &stop).expect("there is room");
+    assert_eq!((jobs.chosen(all.id), jobs.chosen(some.id)), (None, chosen));
+    assert_eq!(jobs.chosen(99), None);
 }
 
 #[tokio::test]

@@ -55,7 +55,9 @@ pub(in crate::console::views) fn order(
     let is_dry_run = request.expected.is_none();
     let ordered = console.jobs.order(console.clone(), actor_of(caller), consumer, verb, request)?;
     let path = path_of(&ordered);
-    Ok(Redirect::to(&if is_dry_run { links::with_query(&path, form, &[]) } else { path }))
+    // The job keeps the ids: with 200 of them, the path would be too long for a proxy.
+    let to = if is_dry_run { links::with_query(&path, form, &[("ids", "")]) } else { path };
+    Ok(Redirect::to(&to))
 }
 
 /// A form whose times are absolute, so that its page confirms the range that was counted.
@@ -80,6 +82,7 @@ async fn one(
             "there is no such job: the console knows the last ones since its start; the audit has the others",
         )
     })?;
+    let form = ChangeForm { ids: console.jobs.chosen(id), ..form };
     Ok(job::page(&caller, &status, &form).into_response())
 }
 
