@@ -117,7 +117,7 @@ bench: ## measure the receiver beside a bare server; bench/README.md says what a
 	cargo build --release --locked -p request-receiver -p bench
 	bench/run.py
 
-characterize: ## every load scenario against its threshold, with plots and a report (SCENARIOS='half flood')
+characterize: ## every load scenario against its threshold, with plots and a report (SCENARIOS='half flood', SUSTAINED_SECONDS, FLOOD_SECONDS)
 	cargo build --release --locked -p request-receiver -p downstreamer -p archiver -p spillway -p bench --bins --example late_secrets
 	bench/characterize.py $(SCENARIOS)
 

@@ -93,9 +93,10 @@ pinned one: https://go.dev/dl (Debian 12's is older), or put vegeta on the PATH"
         fail "cannot build vegeta; see: go -C bench/vegeta tool vegeta -version" 69
 }
 
-delivered() {
+# A counter of the downstreamer; nothing if none answers.
+counted() {
     curl -fsS -m 2 "${DOWNSTREAMER_METRICS:-http://127.0.0.1:9812/metrics}" 2> /dev/null |
-        awk '/^spillway_delivered_total[{ ]/ { sum += $NF; found = 1 }
+        awk -v name="spillway_$1_total" '$1 == name || index($1, name "{") == 1 { sum += $NF; found = 1 }
              END { if (found) printf "%d\n", sum }' || true
 }
 
@@ -157,7 +158,8 @@ ulimit -n "$(ulimit -Hn)" || true
 
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT
-before=$(delivered)
+before=$(counted delivered)
+duplicates_before=$(counted duplicates)
 # One worker per connection: what the receiver leaves unanswered cannot pile up in vegeta's memory,
 # and a request waits in no queue but the receiver's. Shopify gives up after 5 s.
 options=(-format=json -rate="$RATE/1s" -duration="$DURATION" -timeout=5s -redirects=-1 -http2=false
@@ -173,7 +175,12 @@ fi
     --seed "${SEED:-$(date +%s%N)}" --threads "$(nproc)" |
     "$VEGETA" attack "${options[@]}" | "$VEGETA" report -type=text | tee "$report"
 sum_up "$report"
-after=$(delivered)
+after=$(counted delivered)
+duplicates=$(counted duplicates)
 if [ -n "$before" ] && [ -n "$after" ]; then
     printf '%-12s %10d   so far, by the downstreamer\n' delivered $((after - before))
+fi
+if [ -n "$duplicates_before" ] && [ -n "$duplicates" ] && ((duplicates != duplicates_before)); then
+    fail "$((duplicates - duplicates_before)) webhooks were dropped as duplicates, so the figures above say nothing; \
+SEED, if set, must be new for each attack, and nobody else may send meanwhile"
 fi

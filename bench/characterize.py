@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the receiver under load, one scenario after the other, and checks thresholds.
 
-  bench/characterize.py [--quick] [SCENARIO…]
+  bench/characterize.py [--quick] [--sustained-seconds N] [--flood-seconds N] [SCENARIO…]
 
 bench/README.md explains each scenario. --quick takes seconds, proves that the scenarios run, and
 writes to target/characterize-quick instead of bench/results.
@@ -22,13 +22,15 @@ from harness import findings, machine
 from harness.campaign import Campaign, fail
 from harness.servers import RELEASE, ROOT, Failed, alone
 
-SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections", "tls",
+SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "backlog", "overload", "sizes", "connections", "tls",
              "traces", "secrets", "receivers", "forged", "endtoend", "fairness", "effect", "drain", "verbs",
              "coalesce", "archive", "soak"]
 # Run only if named: they need a Kafka broker, and binaries built with librdkafka.
 KAFKA_SCENARIOS = ["kafka"]
 BINARIES = ["generate", "fill", "pace", "fdatasync", "baseline", "backend", "request-receiver",
             "downstreamer", "archiver", "spillway"]
+# Longest run of one load.
+SECONDS_MAX = 3_600
 KAFKA_BINARIES = ["fill", "fdatasync", "produce", "request-receiver", "kafka_producer"]
 
 
@@ -37,21 +39,39 @@ def arguments():
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO",
                         help=", ".join(SCENARIOS + KAFKA_SCENARIOS))
     parser.add_argument("--quick", action="store_true", help="seconds each; proves nothing but that it runs")
+    seconds(parser, "sustained", 60, "long run of sustained; 600 for a figure to publish")
+    seconds(parser, "flood", 120, "the flood of flood")
     chosen = parser.parse_args()
     if unknown := [name for name in chosen.scenarios if name not in SCENARIOS + KAFKA_SCENARIOS]:
         parser.error(f"{unknown[0]} is none of {', '.join(SCENARIOS + KAFKA_SCENARIOS)}")
     return chosen
 
 
+def seconds(parser, name, usual, words):
+    """Adds the duration of a scenario, which the environment may name as well (`make characterize`)."""
+    variable = f"{name.upper()}_SECONDS"
+
+    def within(text):
+        if not text.isdecimal() or not 1 <= int(text) <= SECONDS_MAX:
+            raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {SECONDS_MAX}")
+        return int(text)
+
+    parser.add_argument(f"--{name}-seconds", type=within, default=os.environ.get(variable) or str(usual),
+                        metavar="N", help=f"{words} ({variable}, {usual} if not given)")
+
+
 def check_tools(scenarios):
     binaries = KAFKA_BINARIES if set(scenarios) & set(KAFKA_SCENARIOS) else []
     if not scenarios or set(scenarios) - set(KAFKA_SCENARIOS):
         binaries = [*BINARIES, *binaries]
-    missing = [tool for tool in ("wrk", "redis-server", "redis-cli") if not shutil.which(tool)]
+    tools = ["wrk", "redis-server", "redis-cli"]
+    if not scenarios or "sustained" in scenarios:
+        tools.append("nginx")
+    missing = [tool for tool in tools if not shutil.which(tool)]
     missing += [f"target/release/{name}" for name in binaries if not (RELEASE / name).exists()]
     if missing:
         raise Failed("missing: " + ", ".join(missing) + "; `make characterize` builds the binaries, "
-                     "`apt-get install wrk redis-server redis-tools` brings the rest")
+                     "`apt-get install wrk redis-server redis-tools nginx` brings the rest")
 
 
 def raise_file_limit():
@@ -98,7 +118,8 @@ def main(chosen):
     directory = tempfile.mkdtemp(prefix="characterize-", dir=base)
     facts = machine.facts()
     results = results_directory(chosen.quick, facts)
-    campaign, broken, missed = Campaign(directory, chosen.quick), [], []
+    campaign = Campaign(directory, chosen.quick, chosen.sustained_seconds, chosen.flood_seconds)
+    broken, missed = [], []
     try:
         for name in chosen.scenarios or SCENARIOS:
             try:

@@ -24,8 +24,10 @@ DISK_DRIFT_MAX = 1.5
 class Campaign:
     """One run of the command."""
 
-    def __init__(self, directory, quick):
+    def __init__(self, directory, quick, sustained_seconds=60, flood_seconds=120):
         self.directory, self.quick = Path(directory), quick
+        self.sustained_seconds = self.scale(sustained_seconds, 3)
+        self.flood_seconds = self.scale(flood_seconds, 3)
         self.secret = SECRET
         self.wrk_threads = 2
         self.started = time.monotonic()
@@ -45,7 +47,8 @@ class Campaign:
         return {"wrk_threads": self.wrk_threads, "seconds": seconds}
 
     def requests(self, size=5300, secret=SECRET, shops=100):
-        """Returns prepared webhooks for wrk. They are made once for each size, secret and number of shops."""
+        """Returns prepared webhooks for wrk and pace, which give each that they send new ids. They are made
+        once for each size, secret and number of shops."""
         path = self.directory / f"requests-{size}-{shops}-{'good' if secret == SECRET else 'forged'}.bin"
         if not path.exists():
             count = min(self.scale(DISTINCT, 2000), REQUESTS_BYTES_MAX // size)
@@ -58,7 +61,7 @@ class Campaign:
 
     @contextmanager
     def prepared(self, port, rate, seconds, connections=256, label=""):
-        """Returns an open loop of new webhooks that is ready to run; see `vegeta.Attack`."""
+        """Returns an open loop of vegeta that is ready to run; see `vegeta.Attack`. Its webhooks repeat."""
         self.vegeta_path = self.vegeta_path or vegeta.find()
         count = int(rate * seconds) + connections
         path = vegeta.targets(port, SECRET, self.directory, count, label=label)
@@ -67,16 +70,18 @@ class Campaign:
         finally:
             path.unlink()
 
-    def attack(self, port, rate, seconds, connections=256):
-        """Runs an open loop and returns its results."""
-        with self.prepared(port, rate, seconds, connections) as attack:
-            attack.run()
-            return attack.hits()
-
     def pace(self, port, rate, seconds, shops=100):
         """Runs an open loop with a generator that uses little CPU; see `pace.run`."""
         out = self.directory / f"pace-{port}.csv"
         return pace.run(port, self.requests(shops=shops), rate, seconds, out)
+
+    def offer(self, port, rate, seconds):
+        """Same as `pace`, without a row for each webhook. Returns the report of `pace`."""
+        return pace.offer(port, self.requests(), rate, seconds)
+
+    def stream(self, port, rate, seconds):
+        """Same as `pace`, for a long time; see `pace.stream`."""
+        return pace.stream(port, self.requests(), rate, seconds, self.directory / f"pace-{port}.csv")
 
     def fdatasync_ms(self, size):
         """Returns the median time of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB).

@@ -1,5 +1,5 @@
 """Fills a queue with `fill`: webhooks of chosen shops, products and topics, without duplicates, each
-sent until it is stored. wrk and vegeta repeat webhooks, which a consumer would drop as duplicates."""
+sent until it is stored."""
 
 import json
 import os

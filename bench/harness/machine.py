@@ -18,6 +18,36 @@ def cpu_seconds(pid):
     return sum(int(ticks) for ticks in fields[11:15]) / TICKS_PER_SECOND
 
 
+def family_cpu_seconds(pid):
+    """Returns the CPU time of a process and its children, such as the workers of nginx."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return cpu_seconds(pid) + sum(map(cpu_seconds_or_0, children))
+
+
+def cpu_seconds_or_0(pid):
+    """Returns 0 for a process that has ended: the time of a child that was reaped is its parent's."""
+    try:
+        return cpu_seconds(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+
+
+class Usage:
+    """CPU of processes since it was created."""
+
+    def __init__(self, pids):
+        self.pids = pids
+        self.before = self.now()
+
+    def now(self):
+        return {name: family_cpu_seconds(pid) for name, pid in self.pids.items()}
+
+    def each_us(self, count):
+        """Returns the microseconds of each process for each of `count` webhooks."""
+        now = self.now()
+        return {f"{name}_cpu_us": (now[name] - self.before[name]) / max(count, 1) * 1e6 for name in self.pids}
+
+
 def resident_bytes(pid):
     """Returns the resident memory of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -1,5 +1,6 @@
-"""Load by `pace`, an open loop for latencies at a fixed rate. It uses far less CPU than vegeta, and its
-latencies count from the time a webhook was due, not from the time it was sent."""
+"""Load by `pace`, an open loop for latencies at a fixed rate. No two of its webhooks are duplicates. It uses
+far less CPU than vegeta, and its latencies count from the time a webhook was due, not from the time it was
+sent."""
 
 import csv
 import json
@@ -12,17 +13,36 @@ PATIENCE_SECONDS = 60
 NO_ANSWER = "no answer: connection lost, or too late"
 
 
-def run(port, requests, rate, seconds, out):
-    """Sends `requests`, a file written by `generate --format wrk`, in turn. Returns the report of
-    `pace`, and hits as in `vegeta.Attack`, but with the time each was due, in seconds since the start."""
+def offer(port, requests, rate, seconds, out=None):
+    """Sends the bodies of `requests`, a file written by `generate --format wrk`, in turn, each with new ids.
+    Returns the report of `pace`. `out` is a file for a row of each webhook."""
     line = [str(RELEASE / "pace"), "--address", f"127.0.0.1:{port}", "--requests", str(requests)]
-    line += ["--rate", str(int(rate)), "--seconds", str(seconds), "--out", str(out)]
+    line += ["--rate", str(int(rate)), "--seconds", str(seconds), *(["--out", str(out)] if out else [])]
     timeout = seconds + PATIENCE_SECONDS
     ran = subprocess.run(line, check=True, stdout=subprocess.PIPE, timeout=timeout)
+    return json.loads(ran.stdout)
+
+
+def run(port, requests, rate, seconds, out):
+    """Offers a load. Returns the report of `pace`, and hits as in `vegeta.Attack`, but with the time each
+    was due, in seconds since the start."""
+    report = offer(port, requests, rate, seconds, out)
     with open(out, newline="") as rows:
         hits = [hit(row) for row in csv.reader(rows)]
     out.unlink()
-    return json.loads(ran.stdout), hits
+    return report, hits
+
+
+def stream(port, requests, rate, seconds, out, piece_seconds=60):
+    """Offers a load that is too long to be kept in memory, in pieces, and yields the hits of each piece once it
+    has ended. The time between two pieces, in which their hits are read, does not count."""
+    for begin in range(0, seconds, piece_seconds):
+        offer(port, requests, rate, min(piece_seconds, seconds - begin), out)
+        with open(out, newline="") as rows:
+            for row in csv.reader(rows):
+                due, status, latency, error = hit(row)
+                yield begin + due, status, latency, error
+        out.unlink()
 
 
 def hit(row):

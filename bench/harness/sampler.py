@@ -27,13 +27,21 @@ class Asker:
     def appended(self):
         return int(self.ask("HGET {spillway}:counts appended") or 0)
 
-    def seen(self):
+    def waiting(self, consumer="http"):
+        """Returns the webhooks that a consumer has not settled. Replays are not counted: no scenario has any."""
+        count = lambda field: int(self.ask(f"HGET {{spillway}}:counts {field}:{consumer}") or 0)
+        # What is settled first: a webhook that is settled meanwhile counts as waiting.
+        settled = count("through") + count("open") - count("lanes")
+        return self.appended() - settled
+
+    def seen(self, consumer=None):
         pairs = (line.split(":", 1) for line in self.ask("INFO").splitlines() if ":" in line)
         info = dict(pairs)
         keys = {"used_memory": "memory_bytes", "aof_current_size": "aof_bytes",
                 "aof_rewrites": "aof_rewrites"}
         figures = {name: int(info.get(key, 0)) for key, name in keys.items()}
-        return {"appended": self.appended(), **figures}
+        waiting = {"waiting": self.waiting(consumer)} if consumer else {}
+        return {"appended": self.appended(), **waiting, **figures}
 
     def close(self):
         self.replies.close()
@@ -41,18 +49,19 @@ class Asker:
 
 
 class Sampler(threading.Thread):
-    """Samples until its `with` block ends. `samples` is a list of rows with `seconds` from the start."""
+    """Samples until its `with` block ends. `samples` is a list of rows with `seconds` from the start. With
+    `consumer`, rows have the webhooks that wait for it."""
 
-    def __init__(self, unix_socket, pids, every=1.0):
+    def __init__(self, unix_socket, pids, every=1.0, consumer=None):
         super().__init__(daemon=True)
-        self.unix_socket, self.pids, self.every = unix_socket, pids, every
+        self.unix_socket, self.pids, self.every, self.consumer = unix_socket, pids, every, consumer
         self.samples, self.ended = [], threading.Event()
 
     def run(self):
         asker, start = Asker(self.unix_socket), time.monotonic()
         try:
             while True:
-                row = {"seconds": time.monotonic() - start, **asker.seen()}
+                row = {"seconds": time.monotonic() - start, **asker.seen(self.consumer)}
                 for name, pid in self.pids.items():
                     row[f"{name}_rss_bytes"] = machine.resident_bytes(pid)
                 self.samples.append(row)

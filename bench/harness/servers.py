@@ -32,6 +32,10 @@ FSYNC = {
 }
 
 
+# Downstreamers that run, which drop repeated webhooks.
+downstreamers = []
+
+
 class Failed(Exception):
     """Error that ends a run, with the reason as its text."""
 
@@ -194,31 +198,51 @@ def receivers(count, server, secret, directory):
         yield running, shared.getsockname()[1]
 
 
-def counter(admin, name, label=""):
+def counter(admin, name, label="", must_exist=False):
     """Returns the sum of a counter over its labels, or of those that hold `label`, from the metrics of a process."""
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=5) as response:
         lines = response.read().decode().splitlines()
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines
-                   if line.partition("{")[0].partition(" ")[0] == name and label in line))
+    found = [float(line.rpartition(" ")[2]) for line in lines
+             if line.partition("{")[0].partition(" ")[0] == name and label in line]
+    if must_exist and not found:
+        raise Failed(f"the metrics have no {name}")
+    return int(sum(found))
 
 
 @contextmanager
-def downstreamer(server, backend_port, directory, **settings):
-    """Runs a downstreamer between a Redis and a backend and yields its process. It delivers duplicates
-    unless configured otherwise, because wrk and vegeta repeat webhooks."""
+def downstreamer(server, backend_port, directory, duplicates=0, **settings):
+    """Runs a downstreamer between a Redis and a backend and yields its process. Settings are the defaults
+    unless given. Fails at the end unless exactly `duplicates` webhooks were dropped as duplicates, and none
+    for another reason: what is dropped is not delivered, and makes a rate look high."""
     admin = machine.free_port()
     environment = {
         "ADMIN_LISTEN": f"127.0.0.1:{admin}",
         "REDIS_URL": f"unix://{server.unix_socket}",
         "DOWNSTREAM_APP_URL": f"http://127.0.0.1:{backend_port}",
-        # The load generators repeat the same webhooks.
-        "DEDUP_WINDOW": "0",
         "RUST_LOG": "warn",
         **settings,
     }
     with process("downstreamer", [str(RELEASE / "downstreamer")], environment, directory) as child:
         wait_for("downstreamer", child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
-        yield child
+        child.admin = admin
+        downstreamers.append(child)
+        try:
+            yield child
+        finally:
+            downstreamers.remove(child)
+        # One that has ended is reported by `process`.
+        if child.poll() is None:
+            check_dropped(admin, duplicates, "COALESCE_TOPICS" in settings)
+
+
+def check_dropped(admin, duplicates=0, coalesces=False):
+    """Fails if webhooks were settled without a delivery, other than those that a scenario intends."""
+    dropped = {reason: counter(admin, f"spillway_{reason}_total", must_exist=True)
+               for reason in ("duplicates", "coalesced", "suppressed", "stale")}
+    wanted = {"duplicates": duplicates, "coalesced": dropped["coalesced"] if coalesces else 0,
+              "suppressed": 0, "stale": 0}
+    if dropped != wanted:
+        raise Failed(f"settled without a delivery: {dropped}, expected {wanted}; the load must not repeat webhooks")
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Load by vegeta, an open loop: a fixed number of webhooks per second, answered or not."""
+"""Load by vegeta, an open loop: a fixed number of webhooks per second, answered or not. It repeats its
+webhooks, so it is for receivers without a downstreamer. Summaries of hits, its own and those of `pace`."""
 
 import csv
 import os
@@ -6,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from . import servers
 from .servers import RELEASE, ROOT, Failed
 
 # Made before the attack and sent in turn, so that making them does not use CPU during it.
@@ -56,6 +58,8 @@ class Attack:
         return [*line, f"-connections={self.connections}"]
 
     def run(self):
+        if servers.downstreamers:
+            raise Failed("vegeta repeats webhooks, which a downstreamer drops as duplicates; use pace")
         subprocess.run(self.command(self.out), check=True, timeout=self.seconds + 60)
 
     def hits(self):
@@ -67,22 +71,6 @@ class Attack:
         if not hits:
             raise Failed("vegeta sent nothing")
         return sorted(hits)
-
-    def stream(self):
-        """Sends, and yields each hit as it is answered, for runs that are too long to be kept in memory."""
-        attack = subprocess.Popen(self.command("stdout"), stdout=subprocess.PIPE)
-        encode = [self.program, "encode", "-to=csv"]
-        encoder = subprocess.Popen(encode, stdin=attack.stdout, stdout=subprocess.PIPE, text=True)
-        attack.stdout.close()
-        try:
-            for row in csv.reader(encoder.stdout):
-                yield hit(row)
-            if attack.wait(timeout=60) or encoder.wait(timeout=60):
-                raise Failed("vegeta did not end well")
-        finally:
-            for child in (attack, encoder):
-                child.terminate()
-                child.wait()
 
 
 def hit(row):

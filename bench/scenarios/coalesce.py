@@ -20,7 +20,7 @@ def run(campaign):
     with (
         servers.redis("always", directory) as redis,
         servers.backend(directory, DELAY, WORKERS) as backend,
-        servers.downstreamer(redis, backend, directory, DEDUP_WINDOW="6h",
+        servers.downstreamer(redis, backend, directory,
                              COALESCE_TOPICS="products/update"),
         servers.receiver(redis, campaign.secret, directory) as (_, port),
     ):

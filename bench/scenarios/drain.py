@@ -1,11 +1,14 @@
 """A queue of a million webhooks is drained to a fast backend. Measures the time from the downstreamer's
 start to the first delivery, the rate, the memory, the order, and the CPU compared with wrk posting such
-webhooks directly to the backend. With DRAIN_LARGE=1 also five million, more than the index holds."""
+webhooks directly to the backend. With DRAIN_LARGE=1 also five million, more than the index holds. Then
+queues of several patterns of shops and products, each with the CPU of the downstreamer and of Redis for a
+delivery."""
 
 import os
 import resource
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from harness import fill, machine, sampler, servers, wrk
 from harness.campaign import Findings
@@ -19,6 +22,11 @@ BEGIN_SECONDS_MAX, MEMORY_MIB_MAX, RATE_MIN = 2.0, 256, 12_000
 # Bound with a full index and full deduplication window, 128 MiB each by default, and 64 for the rest.
 MEMORY_MIB_MAX_LARGE = 128 + 128 + 64
 FILL_RATE_MIN, DRAIN_RATE_MIN = 3_000, 1_500
+# Webhooks in a pattern, and fewer of large bodies, which take 123 KB each in Redis.
+PATTERN_COUNT, PATTERN_COUNT_QUICK = 200_000, 6_000
+LARGE_BYTES, LARGE_COUNT, LARGE_COUNT_QUICK, LARGE_WEBHOOK_BYTES = 1_048_576, 4_000, 200, 160_000
+# Connections that fill for the flood and for the other shops: nine of ten webhooks are the flood's.
+FLOOD_CONNECTIONS, OTHER_CONNECTIONS = 45, 5
 
 
 def run(campaign):
@@ -29,7 +37,69 @@ def run(campaign):
     one_drain(campaign, found, "", campaign.scale(COUNT, 40_000), straight, MEMORY_MIB_MAX)
     if os.environ.get("DRAIN_LARGE") == "1" and not campaign.quick:
         one_drain(campaign, found, "large_", COUNT_LARGE, straight, MEMORY_MIB_MAX_LARGE)
+    found.rows["patterns"] = [one_pattern(campaign, name, fills, each_bytes)
+                              for name, (fills, each_bytes) in patterns(campaign).items()]
+    judge_patterns(found)
     return found
+
+
+def patterns(campaign):
+    """Returns, by name, the fills that run at once, as (count, options) of `fill`, and the bytes that a webhook
+    takes in Redis."""
+    count = campaign.scale(PATTERN_COUNT, PATTERN_COUNT_QUICK)
+    large = campaign.scale(LARGE_COUNT, LARGE_COUNT_QUICK)
+    usual = {"connections": FILL_CONNECTIONS}
+    flood = {"products": count * 9 // 10 // EACH, "connections": FLOOD_CONNECTIONS}
+    others = {"shops": 200, "shop_first": 1, "products": 600, "product_first": 10_000_000,
+              "connections": OTHER_CONNECTIONS}
+    shops = campaign.scale(20_000, 1_000)
+    return {
+        "1 shop": ([(count, {"shops": 1, "products": count // EACH, **usual})], WEBHOOK_BYTES),
+        "200 shops × 3 products": ([(count, {"shops": 200, "products": 600, **usual})], WEBHOOK_BYTES),
+        f"{shops:,} shops": ([(count, {"shops": shops, "products": shops, **usual})], WEBHOOK_BYTES),
+        "a flood beside 200 shops": ([(count * 9 // 10, flood), (count // 10, others)], WEBHOOK_BYTES),
+        "100 shops, 1 MB bodies": ([(large, {"shops": 100, "products": 200, "size": LARGE_BYTES, **usual})],
+                                   LARGE_WEBHOOK_BYTES),
+    }
+
+
+def one_pattern(campaign, name, fills, each_bytes):
+    """Fills a queue and drains it. Returns a row."""
+    count, directory = sum(part for part, _ in fills), campaign.directory
+    maxmemory = count * each_bytes + SPARE_BYTES
+    check_room(campaign, maxmemory)
+    # One shop may have the whole queue.
+    whole = {"SHOP_MAX_QUEUED": "100"}
+    with servers.redis("always", directory, "--maxmemory", str(maxmemory)) as redis:
+        with servers.receiver(redis, campaign.secret, directory, **whole) as (_, port):
+            with ThreadPoolExecutor(len(fills)) as pool:
+                filling = [pool.submit(fill.run, port, part, campaign.secret, 120 + part / FILL_RATE_MIN, **options)
+                           for part, options in fills]
+                for one in filling:
+                    one.result()
+        with servers.backend(directory) as backend:
+            drained = drain(campaign, redis, backend, count)
+    stats = drained["stats"]
+    row = {"pattern": name, "webhooks": count, "delivered": stats["requests"],
+           "per_second": stats["requests"] / max(stats["seconds_first_to_last"], 1e-3),
+           "first_after_s": stats["first_at"] - drained["started"],
+           **{f"{part}_cpu_us": drained["cpu"][part] / count * 1e6 for part in ("downstreamer", "redis", "backend")},
+           "downstreamer_mib": max(one["downstreamer_rss_bytes"] for one in drained["samples"]) / 2**20,
+           "out_of_order_or_twice": stats["disordered"] + stats["repeated"]}
+    campaign.say(f"{name}: {row['per_second']:,.0f}/s, downstreamer {row['downstreamer_cpu_us']:.1f} µs, "
+                 f"Redis {row['redis_cpu_us']:.1f} µs a delivery")
+    return row
+
+
+def judge_patterns(found):
+    rows = found.rows["patterns"]
+    found.at_most("patterns: queued and not delivered once",
+                  sum(abs(row["webhooks"] - row["delivered"]) for row in rows), 0)
+    found.at_most("patterns: out of their product's order, or twice",
+                  sum(row["out_of_order_or_twice"] for row in rows), 0)
+    found.bars("patterns", "CPU of a delivery by pattern", "µs", {
+        row["pattern"]: {"downstreamer": row["downstreamer_cpu_us"], "Redis": row["redis_cpu_us"]} for row in rows
+        if "MB" not in row["pattern"]})
 
 
 def post_straight(campaign, backend):
@@ -75,7 +145,7 @@ def drain(campaign, redis, backend, count):
     before = {name: machine.cpu_seconds(pid) for name, pid in pids.items()}
     said = deadline = time.monotonic()
     deadline += 60 + count / DRAIN_RATE_MIN
-    with servers.downstreamer(redis, backend, campaign.directory, DEDUP_WINDOW="6h") as child:
+    with servers.downstreamer(redis, backend, campaign.directory) as child:
         with sampler.Sampler(redis.unix_socket, {"downstreamer": child.pid}, 0.5) as watch:
             while (trimmed := int(asker.ask("HGET {spillway}:counts trimmed") or 0)) < count:
                 if time.monotonic() > deadline:

@@ -57,16 +57,10 @@ def watch(unix_socket, backend, seconds):
         seen = servers.stats(backend)
         servers.forget(backend)
         late = [topic["p99"] for topic in seen["others_since_received_us"].values()]
-        rows.append({"seconds": second, "waiting": waiting(asker), "delivered": seen["requests"],
+        rows.append({"seconds": second, "waiting": asker.waiting(), "delivered": seen["requests"],
                      "others_p99_ms": max(late, default=0) / 1e3})
     asker.close()
     return rows
-
-
-def waiting(asker):
-    """Webhooks accepted and not yet settled."""
-    settled = (asker.ask(f"HGET {{spillway}}:counts {kind}:http") for kind in ("through", "open"))
-    return asker.appended() - sum(int(count or 0) for count in settled)
 
 
 def findings(rows, calm, flood):

@@ -69,7 +69,7 @@ def findings(straight, straight_rate, accepted, arrived, late, most, drains):
 def to_backend(campaign, seconds):
     """Returns the summary of an open loop and the rate of a closed loop without the cell."""
     with servers.backend(campaign.directory) as backend:
-        summary = vegeta.summary(campaign.attack(backend, RATE, seconds), seconds)
+        summary = vegeta.summary(campaign.pace(backend, RATE, seconds)[1], seconds)
         result = wrk.run(backend, CONNECTIONS, campaign.scale(8, 1), campaign.wrk_threads,
                          campaign.requests())
         return summary, (result["requests"] - result["non_2xx"]) / result["seconds"]
@@ -83,7 +83,7 @@ def through(campaign, seconds):
         servers.downstreamer(redis, backend, directory),
         servers.receiver(redis, campaign.secret, directory) as (_, port),
     ):
-        hits = campaign.attack(port, RATE, seconds)
+        _, hits = campaign.pace(port, RATE, seconds)
         accepted = vegeta.summary(hits, seconds)
         deadline = time.monotonic() + 20
         while True:

@@ -25,7 +25,7 @@ def run(campaign):
     with (
         servers.redis("always", directory, "--maxmemory", str(2 << 30)) as redis,
         servers.backend(directory, DELAY, WORKERS, "--flooding-shop", domain(FLOOD_SHOP)) as backend,
-        servers.downstreamer(redis, backend, directory, DEDUP_WINDOW="6h") as drain,
+        servers.downstreamer(redis, backend, directory) as drain,
         servers.receiver(redis, campaign.secret, directory) as (_, port),
         fill.running(port, per_second * (warm_up + calm + flooded + 60), campaign.secret,
                      rate=per_second, shops=SHOPS, shop_first=1, topics=",".join(TOPICS),

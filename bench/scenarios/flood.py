@@ -1,115 +1,94 @@
-"""A flood while no consumer runs, until the queue holds two million webhooks, with fsync before each
-answer. Then a downstreamer drains it to a fast backend until it is empty."""
+"""A flood while the downstreamer drains to a fast backend: a closed loop of 64 connections of webhooks of
+which no two are alike takes all that the receiver can store, with fsync before each answer, for
+`--flood-seconds`. Then the flood ends, and the backlog is drained until nothing waits. The load generator,
+the backend and all other processes share the cores."""
 
-import shutil
 import time
 
 from harness import machine, sampler, servers, wrk
 from harness.campaign import Findings
 from harness.servers import Failed
-from scenarios.sustained import plot_samples
+
+from .backlog import WEBHOOK_BYTES, check_room
+from .sustained import plot_samples
 
 CONNECTIONS = 64
-WEBHOOK_BYTES = 1300
-# Memory of Redis in addition to the queue, and for fragmentation.
+# Webhooks a second for which Redis has room. Above that, the receiver answers 503.
+ROOM_PER_SECOND = 25_000
 SPARE_BYTES = 256 << 20
-FILL_SECONDS_MAX, DRAIN_SECONDS_MAX = 900, 1800
-# Memory that may remain: the group, counters, slack of the allocator.
-LEFT_BYTES_MAX = 32 << 20
+EMPTY_RATE_MIN = 1_500
 
 
 def run(campaign):
-    target = campaign.scale(2_000_000, 40_000)
-    maxmemory = int(target * WEBHOOK_BYTES * 1.25) + SPARE_BYTES
+    seconds, directory = campaign.flood_seconds, campaign.directory
+    maxmemory = int(seconds * ROOM_PER_SECOND * WEBHOOK_BYTES) + SPARE_BYTES
     check_room(campaign, maxmemory)
-    directory = campaign.directory
-    with servers.redis("always", directory, "--maxmemory", str(maxmemory)) as redis:
-        empty = int(redis.info()["used_memory"])
-        with servers.receiver(redis, campaign.secret, directory) as (child, port):
-            pids = {"receiver": child.pid, "redis": redis.child.pid}
-            filling = fill(campaign, redis, port, pids, target)
-            drained = drain(campaign, redis, directory)
-    return findings(filling, drained, target, empty)
+    with (
+        servers.redis("always", directory, "--maxmemory", str(maxmemory)) as redis,
+        servers.backend(directory) as backend,
+        servers.downstreamer(redis, backend, directory) as drain,
+        servers.receiver(redis, campaign.secret, directory) as (receiver, port),
+    ):
+        pids = {"receiver": receiver.pid, "downstreamer": drain.pid, "redis": redis.child.pid}
+        with sampler.Sampler(redis.unix_socket, pids, campaign.scale(1.0, 0.2), "http") as watch:
+            flooded = flood(campaign, redis, backend, port, seconds,
+                            {**pids, "backend": servers.stats(backend)["pid"]})
+            campaign.say(f"{flooded['accepted_per_second']:,.0f}/s accepted, {flooded['delivered_per_second']:,.0f}/s "
+                         f"delivered, {flooded['backlog']:,} wait")
+            emptied = empty(campaign, redis, backend, flooded["backlog"],
+                            {"downstreamer": drain.pid, "redis": redis.child.pid})
+    return findings(flooded, emptied, watch.samples, seconds)
 
 
-def check_room(campaign, maxmemory):
-    """Checks the room: a rewrite of the AOF forks, so half of the memory must stay free, and the disk
-    must hold two AOFs."""
-    memory, disk = machine.available_bytes(), shutil.disk_usage(campaign.directory).free
-    if memory < 2 * maxmemory + (1 << 30):
-        raise Failed(f"needs {2 * maxmemory + (1 << 30) >> 20} MiB of memory, {memory >> 20} are free")
-    if disk < 5 * maxmemory:
-        raise Failed(f"needs {5 * maxmemory >> 20} MiB on the disk, {disk >> 20} are free")
-
-
-def fill(campaign, redis, port, pids, target):
-    requests = campaign.requests()
-    every = campaign.scale(1.0, 0.1)
-    with sampler.Sampler(redis.unix_socket, pids, every) as watch:
-        with wrk.running(port, CONNECTIONS, FILL_SECONDS_MAX, campaign.wrk_threads, requests) as load:
-            said = time.monotonic()
-            while not watch.samples or watch.samples[-1]["appended"] < target:
-                if load.poll() is not None:
-                    raise Failed(f"the queue did not fill within {FILL_SECONDS_MAX} s")
-                if time.monotonic() - said > 5:
-                    said = time.monotonic()
-                    campaign.say(f"{watch.samples[-1]['appended']:,} of {target:,} queued")
-                time.sleep(0.05)
-    return watch.samples
-
-
-def drain(campaign, redis, directory):
-    """Drains until the stream is empty. Returns a row every half second."""
-    asker, rows, start = sampler.Asker(redis.unix_socket), [], time.monotonic()
-    with servers.backend(directory) as backend:
-        with servers.downstreamer(redis, backend, directory, INDEX_MEMORY="512MiB"):
-            while True:
-                open_now = int(asker.ask("HGET {spillway}:counts appended") or 0) - settled(asker)
-                rows.append({"seconds": time.monotonic() - start, "queued": open_now,
-                             "memory_bytes": asker.seen()["memory_bytes"]})
-                if open_now == 0 or rows[-1]["seconds"] > DRAIN_SECONDS_MAX:
-                    break
-                if len(rows) % 10 == 0:
-                    campaign.say(f"{open_now:,} still queued")
-                time.sleep(0.5)
-            # The receiver may rewrite the AOF at this time, and the allocator returns memory late.
-            time.sleep(campaign.scale(15, 1))
-            rows.append({"seconds": time.monotonic() - start, "queued": open_now,
-                         "memory_bytes": asker.seen()["memory_bytes"]})
+def flood(campaign, redis, backend, port, seconds, pids):
+    usage, asker = machine.Usage(pids), sampler.Asker(redis.unix_socket)
+    result = wrk.run(port, CONNECTIONS, seconds, campaign.wrk_threads, campaign.requests())
+    delivered, backlog = servers.stats(backend)["requests"], asker.waiting()
     asker.close()
-    return rows
+    accepted = result["requests"] - result["non_2xx"]
+    broken = sum(result[error] for error in ("connect", "read", "write", "timeout"))
+    if accepted == 0:
+        raise Failed(f"nothing was accepted: {result}")
+    return {"accepted": accepted, "accepted_per_second": accepted / result["seconds"],
+            "not_200": result["non_2xx"] + broken, "delivered": delivered, "delivered_per_second": delivered / result["seconds"], "backlog": backlog,
+            "answer_p50_ms": result["p50_us"] / 1e3, "answer_p99_ms": result["p99_us"] / 1e3,
+            **usage.each_us(accepted)}
 
 
-def settled(asker):
-    return int(asker.ask("HGET {spillway}:counts trimmed") or 0)
+def empty(campaign, redis, backend, backlog, pids):
+    """Waits until nothing waits."""
+    usage, asker, began = machine.Usage(pids), sampler.Asker(redis.unix_socket), time.monotonic()
+    before = servers.stats(backend)["requests"]
+    said = deadline = began
+    deadline += 60 + backlog / EMPTY_RATE_MIN
+    while (waiting := asker.waiting()) > 0:
+        if time.monotonic() > deadline:
+            raise Failed(f"{waiting:,} still wait")
+        if time.monotonic() - said > 10:
+            said = time.monotonic()
+            campaign.say(f"{waiting:,} still wait")
+        time.sleep(0.1)
+    seconds, appended = time.monotonic() - began, asker.appended()
+    asker.close()
+    stats = servers.stats(backend)
+    count = stats["requests"] - before
+    return {"time_to_empty_s": seconds, "drained_per_second": count / max(seconds, 1e-3), "appended": appended,
+            "backend_received": stats["requests"],
+            **{f"drain_{name}": us for name, us in usage.each_us(count).items()}}
 
 
-def findings(samples, drained, target, empty):
+def findings(flooded, emptied, samples, seconds):
     found = Findings()
-    start = sampler.when(samples, 1)
-    tenth = lambda part: sampler.when(samples, target * part / 10)
-    first = target / 10 / (tenth(1) - start)
-    last = target / 10 / (tenth(10) - tenth(9))
-    full = samples[-1]
-    left = drained[-1]["memory_bytes"] - empty
-    per_second = (drained[0]["queued"] - drained[-1]["queued"]) / drained[-2]["seconds"]
-    found.figures = {
-        "queued": full["appended"], "first_tenth_per_second": first, "last_tenth_per_second": last,
-        "memory_full_mib": full["memory_bytes"] / 2**20,
-        "memory_per_webhook_bytes": (full["memory_bytes"] - empty) / full["appended"],
-        "aof_per_webhook_bytes": full["aof_bytes"] / full["appended"],
-        "drained_per_second": per_second, "left_after_mib": left / 2**20}
-    found.at_least("rate of the last tenth ÷ first tenth", last / first, 0.95)
-    found.at_most("memory per queued webhook", found.figures["memory_per_webhook_bytes"], 1300, "B")
-    found.at_most("AOF ÷ memory per webhook", full["aof_bytes"] / (full["memory_bytes"] - empty), 1.1)
-    found.at_most("left in the queue", drained[-1]["queued"], 0)
-    found.at_most("memory not returned", left / 2**20, LEFT_BYTES_MAX / 2**20, "MiB")
-    found.read(f"{full['appended']:,} webhooks queued take {full['memory_bytes'] / 2**20:,.0f} MiB, "
-               f"{found.figures['memory_per_webhook_bytes']:,.0f} bytes each, and the last tenth came in "
-               f"at {last:,.0f}/s after {first:,.0f}/s for the first; the drain took {per_second:,.0f}/s "
-               f"and left {left / 2**20:.0f} MiB.")
-    found.rows = {"fill": samples, "drain": drained}
+    found.figures = {"seconds": seconds, **flooded, **emptied,
+                     "backlog_most": max(row["waiting"] for row in samples)}
+    found.at_most("answers that are not 200", flooded["not_200"], 0)
+    found.at_most("stored and not delivered once", abs(emptied["appended"] - emptied["backend_received"]), 0)
+    found.read(f"Within {seconds} s, {flooded['accepted']:,} webhooks were accepted, "
+               f"{flooded['accepted_per_second']:,.0f}/s, and {flooded['delivered']:,} delivered, "
+               f"{flooded['delivered_per_second']:,.0f}/s. {flooded['backlog']:,} waited at the end; they were delivered {emptied['time_to_empty_s']:.0f} s later, at "
+               f"{emptied['drained_per_second']:,.0f}/s.")
+    found.rows["samples"] = samples
+    found.plot("backlog", "Webhooks that wait, during the flood and after it", "seconds", "webhooks",
+               {"backlog": [(row["seconds"], row["waiting"]) for row in samples]})
     plot_samples(found, samples)
-    found.plot("drain", "Queue while it drains", "seconds", "webhooks",
-               {"queued": [(row["seconds"], row["queued"]) for row in drained]})
     return found

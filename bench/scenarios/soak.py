@@ -12,8 +12,7 @@ from harness import load, sampler, servers, vegeta
 from harness.campaign import Findings
 from harness.servers import Failed
 
-# As few as half of saturation needs, because each uses memory and a stall opens all of them.
-CONNECTIONS, OPEN_CONNECTIONS = 64, 256
+CONNECTIONS = 64
 SECONDS_MAX = 7 * 24 * 3600
 # With a few MiB, a fifth is less than the slack of the allocator.
 SPARE_BYTES = 8 << 20
@@ -42,9 +41,8 @@ def run(campaign):
                                   campaign.requests())["per_second"]
         campaign.say(f"saturation while it drains {saturation:,.0f}/s; half of it for {seconds} s")
         every = max(1.0, seconds / 1200)
-        with campaign.prepared(port, saturation / 2, seconds, OPEN_CONNECTIONS) as attack:
-            with sampler.Sampler(redis.unix_socket, pids, every) as watch:
-                sent = offer(campaign, attack, watch)
+        with sampler.Sampler(redis.unix_socket, pids, every) as watch:
+            sent = offer(campaign, campaign.stream(port, saturation / 2, seconds), seconds, watch)
     return findings(sent, watch.samples, seconds, saturation)
 
 
@@ -70,14 +68,14 @@ class Sent:
         return sum(map(len, self.latencies.values()))
 
 
-def offer(campaign, attack, watch):
+def offer(campaign, hits, seconds, watch):
     sent, said = Sent(), 0
-    for at, status, latency, _ in attack.stream():
+    for at, status, latency, _ in hits:
         sent.note(at, status, latency)
         if at - sent.start >= said + SAY_SECONDS:
             said += SAY_SECONDS
             row = watch.samples[-1]
-            campaign.say(f"{said} of {attack.seconds} s, {sum(sent.wrong.values())} not 200, receiver "
+            campaign.say(f"{said} of {seconds} s, {sum(sent.wrong.values())} not 200, receiver "
                          f"{row['receiver_rss_bytes'] >> 20} MiB, downstreamer "
                          f"{row['downstreamer_rss_bytes'] >> 20} MiB")
     return sent

@@ -1,68 +1,194 @@
-"""Saturation with 64 connections, fsync before each answer, while the downstreamer drains to a
-fast backend. Nothing may grow or slow down with time. The load generator, the receiver, Redis, the
-downstreamer and the backend share the cores."""
+"""The highest rate at which the queue does not grow: an open loop of webhooks of which no two are alike
+goes through the receiver, Redis and the downstreamer to a fast backend, with fsync before each answer. A
+search by short probes finds the rate; a long run at this rate (`--sustained-seconds`) must hold it. Then
+nginx passes the same load straight to the same backend: no queue, no signature check, no disk. The load
+generator, the backend and all other processes share the cores."""
 
 import time
+from dataclasses import dataclass
 from statistics import median
 
-from harness import sampler, servers, wrk
+from harness import machine, nginx, sampler, servers
 from harness.campaign import Findings
+from harness.servers import Failed
 
-CONNECTIONS = 64
+RATE_FIRST, RATE_LEAST, RATE_MOST = 2_000, 100, 200_000
+# The search ends when the rates that hold and that do not differ by less.
+PRECISION = 0.03
+# A queue is flat if its median over the last fifth exceeds that over the first by less than arrives in this time.
+SLACK_SECONDS = 0.25
+OFFERED_MIN = 0.98
+# Runs at lower rates, if the long run does not hold the rate that a short probe held.
+TRIES, LOWER = 4, 0.95
+EMPTY_SECONDS_MAX = 600
+MAXMEMORY = 4 << 30
 # Size at which the receiver rewrites the AOF: 4 x the memory in use + 4 GiB.
 AOF_FACTOR, AOF_EXTRA_BYTES = 4, 4 << 30
+GROWTH_MIB = 64
 
-# With a nearly empty queue, ten percent is less than one pack.
-GROWTH_MIB = 16
+
+@dataclass
+class Cell:
+    """A running cell: the socket of its Redis, its processes by name, the ports of receiver and backend, and that
+    of the downstreamer's metrics."""
+
+    unix_socket: str
+    pids: dict
+    port: int
+    backend: int
+    metrics: int
 
 
 def run(campaign):
-    seconds, edge = campaign.scale(120, 6), campaign.scale(30, 2)
-    directory = campaign.directory
-    with (
-        servers.redis("always", directory) as redis,
-        servers.backend(directory) as backend,
-        servers.downstreamer(redis, backend, directory) as drain,
-        servers.receiver(redis, campaign.secret, directory) as (child, port),
-    ):
-        pids = {"receiver": child.pid, "downstreamer": drain.pid, "redis": redis.child.pid}
-        requests = campaign.requests()
-        with wrk.running(port, CONNECTIONS, seconds + 30, campaign.wrk_threads, requests):
-            time.sleep(1)
-            with sampler.Sampler(redis.unix_socket, pids) as watch:
-                for _ in range(seconds // 2):
-                    time.sleep(2)
-                    row = watch.samples[-1]
-                    campaign.say(f"{row['seconds']:.0f} of {seconds} s, {row['appended']:,} stored, "
-                                 f"Redis {row['memory_bytes'] >> 20} MiB")
-    return findings(watch.samples, seconds, edge)
-
-
-def findings(samples, seconds, edge):
-    found = Findings()
-    first = sampler.rate_between(samples, 0, edge + 0.5)
-    last = sampler.rate_between(samples, samples[-1]["seconds"] - edge - 0.5, seconds + 60)
-    quarter = max(1, len(samples) // 4)
-    memory = [row["memory_bytes"] for row in samples]
-    second, fourth = median(memory[quarter:2 * quarter]), median(memory[-quarter:])
-    largest_aof = max(row["aof_bytes"] for row in samples)
-    bound = AOF_FACTOR * max(memory) + AOF_EXTRA_BYTES
-    found.figures = {"first_per_second": first, "last_per_second": last,
-                     "memory_second_quarter_mib": second / 2**20,
-                     "memory_last_quarter_mib": fourth / 2**20,
-                     "aof_largest_mib": largest_aof / 2**20, "aof_bound_mib": bound / 2**20,
-                     "aof_rewrites": samples[-1]["aof_rewrites"]}
-    found.at_least(f"rate of the last {edge} s ÷ first {edge} s", last / first, 0.97)
-    grown = (fourth - second) / 2**20
-    found.at_most("growth of Redis memory, second to last quarter", grown,
-                  max(0.1 * second / 2**20, GROWTH_MIB), "MiB")
-    found.at_most("largest AOF ÷ what our rewrites allow", largest_aof / bound, 1)
-    found.read(f"After {seconds} s at saturation the rate is {last / first:.0%} of what it was at the "
-               f"start, {last:,.0f}/s stored; Redis holds {fourth / 2**20:.0f} MiB, its AOF grew to at most "
-               f"{largest_aof / 2**20:,.0f} MiB and was rewritten {samples[-1]['aof_rewrites']} times.")
-    found.rows["samples"] = samples
-    plot_samples(found, samples)
+    found, directory = Findings(), campaign.directory
+    with servers.backend(directory) as backend:
+        with (
+            servers.redis("always", directory, "--maxmemory", str(MAXMEMORY)) as redis,
+            servers.downstreamer(redis, backend, directory) as drain,
+            servers.receiver(redis, campaign.secret, directory) as (receiver, port),
+        ):
+            pids = {"receiver": receiver.pid, "downstreamer": drain.pid, "redis": redis.child.pid,
+                    "backend": servers.stats(backend)["pid"]}
+            cell = Cell(redis.unix_socket, pids, port, backend, drain.admin)
+            rate, probes = search(campaign, cell)
+            runs, samples = hold(campaign, cell, rate)
+        beside = through_nginx(campaign, backend, runs[-1]["asked_per_second"])
+    findings(found, probes, runs, samples, beside)
     return found
+
+
+def search(campaign, cell):
+    """Doubles the rate until the queue grows, then halves the distance. Returns the highest rate at which it
+    was flat, and a row for each probe."""
+    seconds, low, high, rate, rows = campaign.scale(10, 2), 0, None, RATE_FIRST, []
+    while rate <= campaign.scale(RATE_MOST, RATE_FIRST):
+        row, _ = probe(campaign, cell, rate, seconds)
+        rows.append(row)
+        campaign.say(words(row))
+        low, high = (rate, high) if row["flat"] else (low, rate)
+        if high is not None and high - low <= max(PRECISION * low, RATE_LEAST):
+            break
+        rate = 2 * rate if high is None else (low + high) // 2
+    if low == 0:
+        raise Failed(f"the queue grows even at {high:,}/s")
+    return low, rows
+
+
+def hold(campaign, cell, rate):
+    """Runs for long, and again at lower rates as long as the queue grows. Returns the rows, and the samples of
+    the last one."""
+    rows = []
+    for _ in range(TRIES):
+        row, samples = probe(campaign, cell, rate, campaign.sustained_seconds)
+        rows.append(row)
+        campaign.say(words(row))
+        if row["flat"]:
+            break
+        rate = int(rate * LOWER)
+    return rows, samples
+
+
+def words(row):
+    return (f"{row['asked_per_second']:,}/s for {row['seconds']} s: {row['accepted_per_second']:,.0f}/s accepted, "
+            f"{row['delivered_per_second']:,.0f}/s delivered, backlog {row['backlog_start']:,} to "
+            f"{row['backlog_end']:,}{', flat' if row['flat'] else ''}")
+
+
+def probe(campaign, cell, rate, seconds):
+    """Offers a rate to an empty cell. Returns the figures and the samples."""
+    wait_until_empty(cell)
+    servers.forget(cell.backend)
+    usage = machine.Usage(cell.pids)
+    every = min(1.0, seconds / 20)
+    with sampler.Sampler(cell.unix_socket, cell.pids, every, "http") as watch:
+        paced = campaign.offer(cell.port, rate, seconds)
+        stats = servers.stats(cell.backend)
+    # At once, because a long run of webhooks that are dropped would be wasted.
+    servers.check_dropped(cell.metrics)
+    accepted = paced["answered"].get("200", 0)
+    samples = [row for row in watch.samples if row["seconds"] <= seconds]
+    fifth = max(1, len(samples) // 5)
+    backlog = [row["waiting"] for row in samples]
+    start, end = median(backlog[:fifth]), median(backlog[-fifth:])
+    row = {"through": "Spillway", "asked_per_second": rate, "seconds": seconds, **rates(paced, stats),
+           "backlog_start": int(start), "backlog_end": int(end), **latencies(paced, stats),
+           **usage.each_us(accepted), "generator_cpu_us": paced["cpu_us_per_request"]}
+    row["flat"] = (row["not_200"] == 0 and row["offered_per_second"] >= OFFERED_MIN * rate
+                   and end - start <= SLACK_SECONDS * rate)
+    return row, samples
+
+
+def rates(paced, stats):
+    """Returns the rates over the time in which the load was sent, and in which the backend received."""
+    accepted = paced["answered"].get("200", 0)
+    return {"offered_per_second": paced["offered_per_second"],
+            "accepted_per_second": accepted * paced["offered_per_second"] / max(paced["offered"], 1),
+            "not_200": paced["asked"] - accepted,
+            "delivered_per_second": stats["requests"] / max(stats["seconds_first_to_last"], 1e-3)}
+
+
+def latencies(paced, stats):
+    sent = stats["since_triggered_us"]
+    return {"answer_p50_ms": paced["latency_ms"]["p50"], "answer_p99_ms": paced["latency_ms"]["p99"],
+            "end_to_end_p50_ms": sent["p50"] / 1e3, "end_to_end_p99_ms": sent["p99"] / 1e3}
+
+
+def wait_until_empty(cell):
+    """Waits until nothing waits. Returns the seconds."""
+    asker, began = sampler.Asker(cell.unix_socket), time.monotonic()
+    try:
+        while (waiting := asker.waiting()) > 0:
+            if time.monotonic() - began > EMPTY_SECONDS_MAX:
+                raise Failed(f"{waiting:,} still wait after {EMPTY_SECONDS_MAX} s")
+            time.sleep(0.1)
+    finally:
+        asker.close()
+    return time.monotonic() - began
+
+
+def through_nginx(campaign, backend, rate):
+    """Offers the same rate to nginx. Returns the same figures, as far as nginx has them."""
+    seconds = min(60, campaign.sustained_seconds)
+    with nginx.proxy(backend, campaign.directory) as (child, port):
+        campaign.offer(port, rate, 1)
+        servers.forget(backend)
+        usage = machine.Usage({"nginx": child.pid, "backend": servers.stats(backend)["pid"]})
+        paced = campaign.offer(port, rate, seconds)
+        stats = servers.stats(backend)
+        accepted = paced["answered"].get("200", 0)
+        return {"through": "nginx", "asked_per_second": rate, "seconds": seconds, **rates(paced, stats),
+                **latencies(paced, stats), **usage.each_us(accepted),
+                "generator_cpu_us": paced["cpu_us_per_request"]}
+
+
+def findings(found, probes, runs, samples, beside):
+    row = runs[-1]
+    quarter = max(1, len(samples) // 4)
+    memory = [one["memory_bytes"] / 2**20 for one in samples]
+    largest_aof = max(one["aof_bytes"] for one in samples)
+    bound = AOF_FACTOR * max(memory) * 2**20 + AOF_EXTRA_BYTES
+    grown = median(memory[-quarter:]) - median(memory[:quarter])
+    found.figures = {**row, "aof_largest_mib": largest_aof / 2**20, "aof_bound_mib": bound / 2**20,
+                     "redis_memory_most_mib": max(memory),
+                     **{f"{name}_rss_most_mib": max(one[f"{name}_rss_bytes"] for one in samples) / 2**20
+                        for name in ("receiver", "downstreamer", "redis")}}
+    found.at_most("growth of the backlog, first to last fifth", row["backlog_end"] - row["backlog_start"],
+                  SLACK_SECONDS * row["asked_per_second"])
+    found.at_most("answers that are not 200", row["not_200"], 0)
+    found.at_least("offered ÷ asked for", row["offered_per_second"] / row["asked_per_second"], OFFERED_MIN)
+    found.at_least("delivered ÷ accepted", row["delivered_per_second"] / row["accepted_per_second"], OFFERED_MIN)
+    found.at_most("growth of Redis memory, first to last quarter", grown, GROWTH_MIB, "MiB")
+    found.at_most("largest AOF ÷ what our rewrites allow", largest_aof / bound, 1)
+    found.read(
+        f"For {row['seconds']} s, {row['accepted_per_second']:,.0f}/s were accepted and "
+        f"{row['delivered_per_second']:,.0f}/s delivered; the backlog was {row['backlog_start']:,} at the start and "
+        f"{row['backlog_end']:,} at the end. From sending to the backend took {row['end_to_end_p50_ms']:.1f} ms (p50) "
+        f"and {row['end_to_end_p99_ms']:.1f} ms (p99), through nginx {beside['end_to_end_p50_ms']:.1f} and "
+        f"{beside['end_to_end_p99_ms']:.1f} ms. nginx neither stores nor checks anything.")
+    found.rows = {"runs": [*runs, beside], "probes": probes, "samples": samples}
+    found.plot("backlog", f"Webhooks that wait at {row['asked_per_second']:,}/s", "seconds", "webhooks",
+               {"backlog": [(one["seconds"], one["waiting"]) for one in samples]})
+    plot_samples(found, samples)
 
 
 def plot_samples(found, samples):

@@ -30,7 +30,7 @@ def run(campaign):
         campaign.say(f"{count:,} queued at {filled['per_second']:,.0f}/s")
         look(found, redis, count)
         with servers.backend(campaign.directory, "1s", 1) as backend:
-            with servers.downstreamer(redis, backend, campaign.directory, DEDUP_WINDOW="6h") as child:
+            with servers.downstreamer(redis, backend, campaign.directory) as child:
                 drop(found, redis, count, child)
     return found
 

@@ -7,6 +7,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::event::EventHead;
+use crate::id;
 use crate::product::Products;
 use crate::signature::Secret;
 use crate::target::{Placeholder, Value};
@@ -55,8 +56,8 @@ impl Maker {
             hmac: self.secret.sign(&body),
             body,
             product_id,
-            event_id: uuid(&mut random),
-            webhook_id: uuid(&mut random),
+            event_id: random_uuid(&mut random),
+            webhook_id: random_uuid(&mut random),
             shop: format!("shop-{:04}.myshopify.com", random.random_range(0..self.shops)),
             triggered_at: now.format(&Rfc3339).expect("BUG: a year of four digits"),
         }
@@ -80,15 +81,7 @@ impl Webhook {
     }
 }
 
-/// A random (version 4) UUID.
-fn uuid(random: &mut SmallRng) -> String {
-    let (high, low): (u64, u64) = (random.random(), random.random());
-    format!(
-        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
-        high >> 32,
-        (high >> 16) & 0xffff,
-        high & 0xfff,
-        (low >> 48) & 0x3fff | 0x8000,
-        low & 0xffff_ffff_ffff
-    )
+/// A random UUID.
+fn random_uuid(random: &mut SmallRng) -> String {
+    id::uuid(random.random(), random.random())
 }

@@ -54,7 +54,7 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     product_first: u64,
     /// Number of shops.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     shops: u64,
     /// Number of the first shop.
     #[arg(long, default_value_t = 0)]

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use bench::id;
 use bench::product::Products;
 use bench::signature::Secret;
 use bench::target::{Placeholder, Target, Value};
@@ -71,7 +72,9 @@ impl Supply {
     pub(crate) fn write(&self, number: u64, out: &mut Vec<u8>) {
         let plan = &self.plan;
         let product = number % plan.products.unwrap_or(u64::MAX);
-        let (body, hmac) = &self.bodies[number as usize % self.bodies.len()];
+        // Shifted by one in each round, so that the webhooks of a product have different bodies.
+        let bodies = self.bodies.len() as u64;
+        let (body, hmac) = &self.bodies[((number + number / bodies) % bodies) as usize];
         let round = number / plan.shops;
         self.write_request(
             &Facts {
@@ -117,7 +120,8 @@ impl Supply {
     fn value(&self, placeholder: Placeholder, facts: &Facts<'_>) -> String {
         match placeholder {
             Placeholder::BodyBytes => facts.body.len().to_string(),
-            Placeholder::EventId | Placeholder::WebhookId => self.uuid(facts.number),
+            Placeholder::EventId => id::numbered(!self.run, facts.number),
+            Placeholder::WebhookId => id::numbered(self.run, facts.number),
             Placeholder::Hmac => facts.hmac.to_owned(),
             Placeholder::ProductId => facts.product.to_string(),
             Placeholder::Shop => format!("shop-{:04}.myshopify.com", facts.shop),
@@ -125,13 +129,6 @@ impl Supply {
                 OffsetDateTime::now_utc().format(&Rfc3339).expect("BUG: a year of four digits")
             }
         }
-    }
-
-    /// A string in the form of a UUID. Each webhook has a different one.
-    fn uuid(&self, number: u64) -> String {
-        let run = self.run;
-        let (high, middle, low) = (run >> 32, (run >> 16) & 0xffff, run & 0xfff);
-        format!("{high:08x}-{middle:04x}-4{low:03x}-8000-{number:012x}")
     }
 }
 

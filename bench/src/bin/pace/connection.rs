@@ -28,6 +28,8 @@ pub(crate) struct Connection {
     stream: TcpStream,
     /// State, which the owner of the connection changes.
     pub state: State,
+    /// The request under way, in its form on the wire.
+    pub request: Vec<u8>,
     received: Vec<u8>,
     /// Set once an answer arrived: the receiver accepts connections.
     pub has_answered: bool,
@@ -36,7 +38,13 @@ pub(crate) struct Connection {
 impl Connection {
     /// Creates a connection that is being opened.
     pub(crate) fn opening(stream: TcpStream) -> Self {
-        Self { stream, state: State::Opening, received: Vec::new(), has_answered: false }
+        Self {
+            stream,
+            state: State::Opening,
+            request: Vec::new(),
+            received: Vec::new(),
+            has_answered: false,
+        }
     }
 
     /// Returns an error if the connection could not be opened.
@@ -48,10 +56,10 @@ impl Connection {
     }
 
     /// Sends the rest of the request, as far as the kernel accepts it.
-    pub(crate) fn send(&mut self, request: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&mut self) -> io::Result<()> {
         let State::Busy { sent, .. } = &mut self.state else { return Ok(()) };
-        while *sent < request.len() {
-            match self.stream.write(&request[*sent..]) {
+        while *sent < self.request.len() {
+            match self.stream.write(&self.request[*sent..]) {
                 Ok(count) => *sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

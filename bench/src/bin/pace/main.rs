@@ -1,5 +1,6 @@
 //! Offers prepared webhooks at a fixed rate and measures their latencies. It is an open loop that
-//! uses little of the CPU that it shares with the receiver.
+//! uses little of the CPU that it shares with the receiver. Bodies and signatures are sent in turn.
+//! Ids, product and time are new in each request, so none is a duplicate of another.
 //!
 //! Request number `k` is due at `start + k / rate`. Its latency counts from that time, whether it
 //! waited for a connection, for this program or for the receiver. A receiver that stalls is charged
@@ -11,6 +12,7 @@
 //! Bounded by `--rate` × `--seconds` requests and `--connections-max` connections.
 
 mod connection;
+mod stamp;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -29,8 +31,10 @@ use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use crate::connection::{Connection, State, connecting};
+use crate::stamp::Places;
 
 /// Time limit for the last answers, and for the first connections to open.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,7 +51,8 @@ struct Options {
     /// Address of the receiver.
     #[arg(long)]
     address: SocketAddr,
-    /// File with webhooks, as `generate --format wrk` writes them; sent in turn.
+    /// File with webhooks, as `generate --format wrk` writes them; sent in turn, each with new ids,
+    /// a new product and the time of sending.
     #[arg(long)]
     requests: PathBuf,
     /// Webhooks per second.
@@ -88,12 +93,16 @@ fn main() -> anyhow::Result<()> {
 struct Requests {
     bytes: Vec<u8>,
     spans: Vec<Range<usize>>,
+    places: Vec<Places>,
+    /// Random part of the ids, so that two runs do not share any.
+    run: u64,
 }
 
 impl Requests {
     fn read(path: &Path) -> anyhow::Result<Self> {
         let bytes = fs::read(path)?;
         let mut spans = Vec::new();
+        let mut places = Vec::new();
         let mut at = 0;
         while at < bytes.len() {
             let start = at + LENGTH_DIGITS;
@@ -103,14 +112,20 @@ impl Requests {
             };
             at = start + length;
             ensure!(length > 0 && at <= bytes.len(), "the request at byte {start} is cut off");
+            let found = Places::find(&bytes[start..at]);
+            places.push(found.with_context(|| format!("the request at byte {start}"))?);
             spans.push(start..at);
         }
         ensure!(!spans.is_empty(), "it is empty");
-        Ok(Self { bytes, spans })
+        Ok(Self { bytes, spans, places, run: rand::random() })
     }
 
-    fn get(&self, number: usize) -> &[u8] {
-        &self.bytes[self.spans[number % self.spans.len()].clone()]
+    /// Writes request `number`, with the values that it alone has, into a buffer.
+    fn write(&self, number: usize, buffer: &mut Vec<u8>) {
+        let index = number % self.spans.len();
+        buffer.clear();
+        buffer.extend_from_slice(&self.bytes[self.spans[index].clone()]);
+        self.places[index].stamp(buffer, self.run, number as u64, OffsetDateTime::now_utc());
     }
 }
 
@@ -248,8 +263,9 @@ impl Pace {
             self.sent += 1;
             self.last_sent_at = now;
             let connection = self.connections[index].as_mut().expect("BUG: a free one is open");
+            self.requests.write(number, &mut connection.request);
             connection.state = State::Busy { number, sent: 0 };
-            if connection.send(self.requests.get(number)).is_err() {
+            if connection.send().is_err() {
                 self.close(index);
             }
         }
@@ -306,9 +322,9 @@ impl Pace {
         let result = match connection.state {
             State::Opening => connection.opened(),
             State::Free => connection.receive(&mut self.buffer, flags),
-            State::Busy { number, .. } => connection
-                .send(self.requests.get(number))
-                .and_then(|()| connection.receive(&mut self.buffer, flags)),
+            State::Busy { .. } => {
+                connection.send().and_then(|()| connection.receive(&mut self.buffer, flags))
+            }
         };
         match (result, connection.state) {
             (Ok(None), State::Opening) => {
@@ -318,7 +334,7 @@ impl Pace {
             }
             (Ok(None), _) => {}
             (Ok(Some(answer)), State::Busy { number, sent }) => {
-                let whole = sent == self.requests.get(number).len();
+                let whole = sent == connection.request.len();
                 connection.state = State::Free;
                 connection.has_answered = true;
                 self.free.push(index);
