@@ -65,7 +65,7 @@ pub(crate) enum Command {
     /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
     Consumers(consumers::Arguments),
     /// Serve a page that shows the cell, and an API beside it
-    Console(console::Arguments),
+    Console(Box<console::Arguments>),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong
     Doctor(doctor::Arguments),
     /// Ask the processes of this machine or container whether they work; for a container's HEALTHCHECK

@@ -83,7 +83,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Gaps(arguments) => gaps::run(arguments).await,
             Command::Audit(arguments) => audit::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
-            Command::Console(arguments) => console::run(arguments).await,
+            Command::Console(arguments) => console::run(*arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,
             Command::Config(arguments) => config::run(arguments).await,
