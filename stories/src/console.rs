@@ -314,6 +314,23 @@ impl ConsoleClient {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}: {text}"))
     }
 
+    /// All rows of a list of the API, read in pages of `limit`. `path` ends with `?` or `&`.
+    pub async fn rows(&self, path: &str, rows: &str, limit: usize) -> Vec<Value> {
+        let mut found = Vec::new();
+        let mut after = String::new();
+        for _ in 0..1_000 {
+            let page = self.json(&format!("{path}limit={limit}{after}")).await;
+            let own = page[rows].as_array().unwrap_or_else(|| panic!("no {rows} in {page}"));
+            assert!(own.len() <= limit, "{} rows of {limit}", own.len());
+            found.extend(own.iter().cloned());
+            match page["next"].as_str() {
+                Some(next) => after = format!("&after={}", percent(next)),
+                None => return found,
+            }
+        }
+        panic!("{path}: pages without end");
+    }
+
     /// Time until the first byte of the answer.
     pub async fn first_byte(&self, path: &str) -> Duration {
         let mut stream = TcpStream::connect(self.address).await.expect("connect to the console");

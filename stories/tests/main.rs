@@ -22,6 +22,7 @@ mod console;
 mod console_api;
 mod console_audit;
 mod console_browser;
+mod console_cancel;
 mod console_hostile;
 mod console_scale;
 mod crash;
