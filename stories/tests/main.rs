@@ -21,6 +21,7 @@ mod coalesce;
 mod console;
 mod console_api;
 mod console_audit;
+mod console_audit_ends;
 mod console_browser;
 mod console_cancel;
 mod console_hostile;
