@@ -362,6 +362,27 @@ impl ConsoleClient {
         status.unwrap_or_else(|| panic!("{method} {path}: no status in {line:?}"))
     }
 
+    /// Data of the first event of a stream.
+    pub async fn first_event(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).await.expect("connect to the console");
+        let request = self.head("GET", path) + "Accept: text/event-stream\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.expect("the console takes a request");
+        let mut lines = BufReader::new(stream).lines();
+        let mut data = Vec::new();
+        let reading = async {
+            while let Some(line) = lines.next_line().await.expect("a stream of events") {
+                match line.strip_prefix("data:") {
+                    Some(part) => data.push(part.trim_start_matches(' ').to_owned()),
+                    // An event ends with an empty line.
+                    None if line.is_empty() && !data.is_empty() => break,
+                    None => {}
+                }
+            }
+        };
+        timeout(ANSWER_WITHIN, reading).await.unwrap_or_else(|_| panic!("no event of {path}"));
+        data.join("\n")
+    }
+
     /// Watches a stream of events.
     pub async fn watch(&self, path: &str) -> Watcher {
         let mut stream = TcpStream::connect(self.address).await.expect("connect to the console");
