@@ -20,8 +20,6 @@ use crate::console_routes::{TriedRoute, routes};
 const SOON: Duration = Duration::from_secs(60);
 /// One string in each line.
 const CORPUS: &str = include_str!("console/hostile.txt");
-/// Pages of one view to which links are followed.
-const PAGES_OF_A_VIEW: usize = 40;
 /// Views that show strings of strangers.
 const SHOWING: [&str; 11] = [
     "/audit",
@@ -172,6 +170,8 @@ fn view_of(path: &str, views: &[TriedRoute]) -> Option<&'static str> {
 /// Looks at these pages, and at some of each view to which links lead from them.
 async fn crawl(client: &ConsoleClient, from: &[String], seen: &mut Seen) {
     let views: Vec<_> = routes().into_iter().filter(is_view).collect();
+    // Pages of one view to which links are followed.
+    let most = size(12, 60);
     let mut to_do: VecDeque<String> = from.iter().cloned().collect();
     let mut known: BTreeSet<String> = from.iter().cloned().collect();
     let mut followed: BTreeMap<Option<&str>, usize> = BTreeMap::new();
@@ -197,7 +197,7 @@ async fn crawl(client: &ConsoleClient, from: &[String], seen: &mut Seen) {
                     continue;
                 }
                 let pages = followed.entry(view_of(&link, &views)).or_default();
-                if *pages < PAGES_OF_A_VIEW {
+                if *pages < most {
                     *pages += 1;
                     known.insert(link.clone());
                     to_do.push_back(link);
