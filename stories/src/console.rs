@@ -314,6 +314,23 @@ impl ConsoleClient {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}: {text}"))
     }
 
+    /// All rows of a list of the API, read in pages of `limit`. `path` ends with `?` or `&`.
+    pub async fn rows(&self, path: &str, rows: &str, limit: usize) -> Vec<Value> {
+        let mut found = Vec::new();
+        let mut after = String::new();
+        for _ in 0..1_000 {
+            let page = self.json(&format!("{path}limit={limit}{after}")).await;
+            let own = page[rows].as_array().unwrap_or_else(|| panic!("no {rows} in {page}"));
+            assert!(own.len() <= limit, "{} rows of {limit}", own.len());
+            found.extend(own.iter().cloned());
+            match page["next"].as_str() {
+                Some(next) => after = format!("&after={}", percent(next)),
+                None => return found,
+            }
+        }
+        panic!("{path}: pages without end");
+    }
+
     /// Time until the first byte of the answer.
     pub async fn first_byte(&self, path: &str) -> Duration {
         let mut stream = TcpStream::connect(self.address).await.expect("connect to the console");
@@ -343,6 +360,27 @@ impl ConsoleClient {
         let line = line.expect("an answer").unwrap_or_default();
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
         status.unwrap_or_else(|| panic!("{method} {path}: no status in {line:?}"))
+    }
+
+    /// Data of the first event of a stream.
+    pub async fn first_event(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).await.expect("connect to the console");
+        let request = self.head("GET", path) + "Accept: text/event-stream\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.expect("the console takes a request");
+        let mut lines = BufReader::new(stream).lines();
+        let mut data = Vec::new();
+        let reading = async {
+            while let Some(line) = lines.next_line().await.expect("a stream of events") {
+                match line.strip_prefix("data:") {
+                    Some(part) => data.push(part.trim_start_matches(' ').to_owned()),
+                    // An event ends with an empty line.
+                    None if line.is_empty() && !data.is_empty() => break,
+                    None => {}
+                }
+            }
+        };
+        timeout(ANSWER_WITHIN, reading).await.unwrap_or_else(|_| panic!("no event of {path}"));
+        data.join("\n")
     }
 
     /// Watches a stream of events.

@@ -16,25 +16,10 @@ use stories::size::size;
 use stories::until::{until, until_some};
 use stories::webhook::Webhook;
 
+use crate::console_routes::routes;
+
 const SOON: Duration = Duration::from_secs(60);
 const DEAD: &str = "/api/v1/consumers/http/dead";
-
-/// All rows of a list that is read in pages of `limit`.
-async fn all(client: &ConsoleClient, path: &str, rows: &str, limit: usize) -> Vec<Value> {
-    let mut found = Vec::new();
-    let mut after = String::new();
-    for _ in 0..1_000 {
-        let page = client.json(&format!("{path}limit={limit}{after}")).await;
-        let own = page[rows].as_array().unwrap_or_else(|| panic!("no {rows} in {page}"));
-        assert!(own.len() <= limit, "{} rows of {limit}", own.len());
-        found.extend(own.iter().cloned());
-        match page["next"].as_str() {
-            Some(next) => after = format!("&after={}", percent(next)),
-            None => return found,
-        }
-    }
-    panic!("{path}: pages without end");
-}
 
 fn texts(rows: &[Value], key: &str) -> Vec<String> {
     rows.iter().map(|row| row[key].as_str().expect("a text").to_owned()).collect()
@@ -56,24 +41,24 @@ async fn pages_of_a_list_hold_every_row_once() {
     let dead = [office.bury(1, 25).await, office.bury(2, 12).await].concat();
     let waiting = office.hold(7, 33).await;
     for limit in [1, 7, 200] {
-        let rows = all(&sue, "/api/v1/dead?", "letters", limit).await;
+        let rows = sue.rows("/api/v1/dead?", "letters", limit).await;
         assert_eq!(rows.len(), dead.len(), "dead letters by {limit}");
         assert_eq!(ids(&rows), dead.iter().cloned().collect(), "dead letters by {limit}");
-        let rows = all(&sue, "/api/v1/webhooks?", "webhooks", limit).await;
+        let rows = sue.rows("/api/v1/webhooks?", "webhooks", limit).await;
         assert_eq!(rows.len(), waiting.len(), "waiting webhooks by {limit}");
         assert_eq!(ids(&rows), waiting.iter().cloned().collect(), "waiting webhooks by {limit}");
     }
     let of_two = format!("/api/v1/dead?shop={}&", shop::domain(2));
-    let rows = all(&sue, &of_two, "letters", 5).await;
+    let rows = sue.rows(&of_two, "letters", 5).await;
     assert_eq!((rows.len(), ids(&rows).len()), (12, 12));
     assert!(texts(&rows, "shop").iter().all(|shop| *shop == shop::domain(2)));
-    let none = all(&sue, "/api/v1/dead?topic=orders/*&", "letters", 5).await;
+    let none = sue.rows("/api/v1/dead?topic=orders/*&", "letters", 5).await;
     assert_eq!(none, Vec::<Value>::new());
 
     let listed = office.told(&["dead", "list", "-o", "json"]).await;
     let listed: Vec<Value> =
         listed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    let rows = all(&sue, "/api/v1/dead?", "letters", 10).await;
+    let rows = sue.rows("/api/v1/dead?", "letters", 10).await;
     assert_eq!(texts(&rows, "spillway_id"), texts(&listed, "spillway_id"), "the command's order");
 
     // The state of the cell is read once a second.
@@ -357,11 +342,13 @@ async fn errors_are_problems_and_an_unchanged_list_is_not_sent_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_made_from_the_document_alone_finds_nothing_that_it_does_not_promise() {
-    let office = ConsoleCell::start(Cell::busy(), &[]).await;
+    // One who may everything, and sees bodies too.
+    let people = [("zoe", "admin", true)];
+    let office = ConsoleCell::start_for(Cell::busy(), &[], &people).await;
     office.bury(1, 20).await;
     office.hold(7, 20).await;
     let document = office.console.url() + "api/v1/openapi.json";
-    let bearer = format!("Authorization: Bearer {}", office.token("ada"));
+    let bearer = format!("Authorization: Bearer {}", office.token("zoe"));
     let checks = "not_a_server_error,status_code_conformance,content_type_conformance,\
                   response_schema_conformance,response_headers_conformance,ignored_auth";
     let examples = size("8", "300");
@@ -378,6 +365,11 @@ async fn a_client_made_from_the_document_alone_finds_nothing_that_it_does_not_pr
     let told = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}\n{errors}");
+    // All but the document itself.
+    let all = routes().iter().filter(|route| route.is_api()).count() - 1;
+    for expected in [format!("Selected: {all}/{all}"), format!("Tested: {all}")] {
+        assert!(told.contains(&expected), "no {expected:?} in {told}");
+    }
     let tested = told.lines().filter(|line| line.contains("perations") || line.contains("cases"));
     say(&format!("console: schemathesis: {}", tested.collect::<Vec<_>>().join("; ")));
     let status = office.program("vera").get("/api/v1/status").await;

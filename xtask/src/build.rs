@@ -118,8 +118,8 @@ fn cargo_build() -> Result<Vec<u8>, String> {
 /// seldom idle.
 fn turn(name: &str) -> u8 {
     match name {
-        "console_browser" | "console_audit" | "retry_time" | "lanes" | "spill" | "kafka_faults"
-        | "in_flight" | "chaos" => 0,
+        "console_browser" | "console_audit" | "console_cancel" | "retry_time" | "lanes"
+        | "spill" | "kafka_faults" | "in_flight" | "chaos" => 0,
         "adaptive" | "big_lanes" | "fairness" | "full" | "verbs" => 2,
         _ => 1,
     }

@@ -29,6 +29,8 @@ pub(super) fn table() -> RouteTable<ConsoleState> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::fs;
+    use std::path::Path;
     use std::sync::Arc;
 
     use axum::body::Body;
@@ -95,6 +97,32 @@ mod tests {
                 assert!(facts.operation.is_some(), "{} is not documented", facts.path);
             }
         }
+    }
+
+    /// The stories try each route of this list with every role, without a token, from other sites and with hostile
+    /// strings.
+    #[test]
+    fn the_list_of_routes_that_the_stories_try_is_complete() {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../stories/tests/console/routes.txt");
+        let table = table();
+        let mut lines: Vec<String> = table
+            .facts()
+            .map(|facts| {
+                let needs = facts.permission.description();
+                format!("{} {}: {needs}\n", facts.effect.method(), facts.path)
+            })
+            .collect();
+        lines.sort_unstable();
+        let made = lines.concat();
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&path, &made).expect("write the list");
+        }
+        let found = fs::read_to_string(&path).expect("the list");
+        assert_eq!(
+            found, made,
+            "a route is new or has changed: write the list with UPDATE=1 cargo test -p spillway list_of_routes"
+        );
     }
 
     #[test]

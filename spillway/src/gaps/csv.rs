@@ -41,7 +41,7 @@ mod tests {
             to_ms: 1000,
             cause: GapCause::Refused,
         };
-        let expected = "shop,topic,from,to,cause\r\n'=cmd|'/c calc'!A1,\"a\"\",b/c\",1970-01-01T00:00:00Z,1970-01-01T00:00:01Z,refused\r\n";
+        let expected = "shop,topic,from,to,cause\r\n'=cmd|'/c calc'!A1,\"a\"\",b/c\",1970-01-01T00:00:00.000Z,1970-01-01T00:00:01.000Z,refused\r\n";
         assert_eq!(text(&[gap]), expected);
     }
 }
