@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 /// Question for the metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HistoryQuery {
-    /// Hours back from now, up to those that are kept; 1 without it.
+    /// Hours back from now, up to 6, which are kept; 1 without it.
     #[serde(default)]
     pub hours: Option<u32>,
 }
 
-/// Metrics of the last hours, for a plot: one column of times, and a column of values for each series.
+/// Metrics of the last hours, for a plot: one column of times, up to 720, and a column of values for each series.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct MetricHistory {
     /// Times, in milliseconds since the Unix epoch.
@@ -23,7 +23,7 @@ pub struct MetricHistory {
 /// One series of a plot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct MetricSeries {
-    /// Name, such as `accepted_per_second`, `waiting`, `p99_seconds` or `concurrency`.
+    /// Name, such as `accepted_per_second`, `waiting`, `in_lanes`, `p99_seconds` or `concurrency`.
     pub name: String,
     /// Consumer or process that it is of; empty if it is of the cell.
     pub consumer: String,

@@ -28,7 +28,7 @@ const CHARTS: [ChartPlan; 8] = [
         title: "End to end: p50 and p99",
         names: &["p50_seconds", "p99_seconds"],
     },
-    ChartPlan { id: "backlog", title: "Waiting webhooks", names: &["waiting", "parked"] },
+    ChartPlan { id: "backlog", title: "Waiting webhooks", names: &["waiting", "in_lanes"] },
     ChartPlan { id: "age", title: "Age of the oldest, or lag", names: &["oldest_seconds"] },
     ChartPlan {
         id: "concurrency",
@@ -53,6 +53,7 @@ pub(super) fn section(history: &MetricHistory) -> Markup {
                 "Show " a href="/?hours=1#history" { "1 hour" } ", "
                 a href="/?hours=3#history" { "3 hours" } " or "
                 a href="/?hours=6#history" { "6 hours" }
+                ". The console keeps no more, and begins again when it is started."
             }
             div.charts {
                 @for plan in &CHARTS {
