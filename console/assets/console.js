@@ -4,7 +4,8 @@
 
 // --- Live parts -------------------------------------------------------------------------------------------------
 // An element with data-live="/path" shows what the server sends there: HTML that it has escaped. The server closes a
-// stream after some minutes, and the browser connects again by itself.
+// stream after some minutes, and the browser connects again by itself. After an answer other than 200, such as the 503 of
+// a proxy while the console is started again, it gives up: then this script connects again.
 
 // Sparklines survive the replacement of their part: only their place is new.
 const sparks = new Map();
@@ -26,33 +27,60 @@ function focusable(element) {
   return [...element.querySelectorAll('a[href], button, summary, input')];
 }
 
+const CONNECT_AGAIN = 10000;
+
 function watchPart(element) {
-  const source = new EventSource(element.dataset.live);
   const stale = document.createElement('p');
   stale.className = 'stale';
   stale.textContent = 'No news from the console: these numbers are old.';
-  source.addEventListener('part', (event) => {
-    stale.remove();
-    element.removeAttribute('data-stale');
-    replacePart(element, event.data);
-    const part = element.querySelector('[data-phase]');
-    // Buttons below a job are those of its phase.
-    if (part && part.dataset.phase !== element.dataset.phaseOfPage) {
-      source.close();
-      location.reload();
-    }
-  });
+  let source = null;
+  let again = 0;
   let since = 0;
-  source.addEventListener('open', () => { since = 0; });
-  source.addEventListener('error', () => {
-    // A stream that ends on purpose is there again within seconds.
-    since ||= Date.now();
-    setTimeout(() => {
-      if (!since || Date.now() - since < 9000) return;
-      element.setAttribute('data-stale', '');
-      element.before(stale);
-    }, 10000);
-  });
+  let isOver = false;
+
+  function close() {
+    clearTimeout(again);
+    source?.close();
+    source = null;
+    since = 0;
+  }
+
+  function open() {
+    // A browser has few connections to one host: a page that nobody sees keeps none.
+    if (source || isOver || document.hidden) return;
+    const own = new EventSource(element.dataset.live);
+    source = own;
+    own.addEventListener('part', (event) => {
+      stale.remove();
+      element.removeAttribute('data-stale');
+      replacePart(element, event.data);
+      const part = element.querySelector('[data-phase]');
+      // Buttons below a job are those of its phase.
+      if (part && part.dataset.phase !== element.dataset.phaseOfPage) {
+        isOver = true;
+        close();
+        location.reload();
+      }
+    });
+    own.addEventListener('open', () => { since = 0; });
+    own.addEventListener('error', () => {
+      if (own !== source) return;
+      // A stream that ends on purpose is there again within seconds.
+      since ||= Date.now();
+      setTimeout(() => {
+        if (!since || Date.now() - since < 9000) return;
+        element.setAttribute('data-stale', '');
+        element.before(stale);
+      }, 10000);
+      if (own.readyState !== EventSource.CLOSED) return;
+      source = null;
+      // Not all at once, after a restart that many have seen.
+      again = setTimeout(open, CONNECT_AGAIN * (1 + Math.random() / 2));
+    });
+  }
+
+  open();
+  document.addEventListener('visibilitychange', () => { if (document.hidden) close(); else open(); });
 }
 
 for (const element of document.querySelectorAll('[data-live]')) watchPart(element);

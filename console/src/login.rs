@@ -26,8 +26,9 @@ const CHECKS_MAX: usize = 2;
 const WAITING_MAX: usize = 30;
 /// Longest path to go to after a login.
 const NEXT_MAX: usize = 2_000;
-/// Paths of streams of events. A page that is merely open asks for them again and again.
+/// Paths of streams of events, and of the metrics. A page that is merely open asks for them again and again.
 const EVENTS: &str = "/events/";
+const METRICS: &str = "/api/v1/metrics";
 
 /// Opens and ends sessions.
 pub struct LoginDesk {
@@ -145,8 +146,7 @@ impl LoginDesk {
 
     fn caller_of(&self, head: &Parts) -> Option<Caller> {
         let id = self.cookie.id(&head.headers)?;
-        let is_use = !head.uri.path().starts_with(EVENTS);
-        let session = self.sessions.find(id, is_use, Instant::now())?;
+        let session = self.sessions.find(id, is_use(head.uri.path()), Instant::now())?;
         let user = self.users.find(&session.user);
         // A user who is gone, or has another password by now, has no session either.
         let user = user.filter(|user| user.password_mark() == Some(session.password_mark));
@@ -165,6 +165,11 @@ impl Authenticate for SessionAccess {
     fn has_login(&self) -> bool {
         true
     }
+}
+
+/// True for a request by which a user does something, and not a page that is merely open.
+fn is_use(path: &str) -> bool {
+    !path.starts_with(EVENTS) && path != METRICS
 }
 
 /// Path to go to after a login: `next`, if it is one of our pages, or else the overview. A browser reads `//`
@@ -264,6 +269,21 @@ mod tests {
         assert_eq!(role(), None);
         desk.users.replace(users(&format!("mia:viewer:{hash}")));
         assert_eq!(role(), None, "it has ended for good");
+    }
+
+    #[test]
+    fn a_page_that_is_merely_open_is_no_use_of_a_session() {
+        let script = include_str!("../assets/console.js");
+        let texts = script.split(['\'', '"', '`']);
+        let mut asked: Vec<&str> = texts.filter(|text| text.starts_with("/api/")).collect();
+        assert!(!asked.is_empty(), "the script asks for metrics");
+        asked.extend([crate::pages::overview::EVENTS, "/events/jobs/7"]);
+        for path in asked {
+            assert!(!is_use(path), "{path}");
+        }
+        for path in ["/", "/lanes", "/api/v1/status", "/api/v1/metrics/", "/dead/replay"] {
+            assert!(is_use(path), "{path}");
+        }
     }
 
     #[tokio::test]

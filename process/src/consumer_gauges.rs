@@ -50,7 +50,7 @@ impl ConsumerGauges {
         Self {
             webhooks: counts("spillway_queue_webhooks", "Webhooks the consumer has not settled."),
             parked: counts(
-                "spillway_consumer_parked_webhooks",
+                "spillway_consumer_lane_webhooks",
                 "Webhooks of the consumer that wait outside the main stream.",
             ),
             dead_letters: counts(
@@ -135,6 +135,6 @@ mod tests {
             assert!(page.contains(&line), "{line}{page}");
         }
         let page = encode(&registry);
-        assert!(page.contains("spillway_consumer_parked_webhooks{consumer=\"http\"} 2"), "{page}");
+        assert!(page.contains("spillway_consumer_lane_webhooks{consumer=\"http\"} 2"), "{page}");
     }
 }

@@ -100,11 +100,26 @@ impl TopFound {
         self.tally.rows(limit)
     }
 
+    /// Webhooks of all groups that match the filter, counted or estimated.
+    pub(crate) fn total(&self) -> u64 {
+        self.tally.total()
+    }
+
+    /// Time at which the oldest webhook that matches was received, of those read.
+    pub(crate) fn oldest_ms(&self) -> Option<u64> {
+        self.tally.oldest_ms()
+    }
+
     /// Pauses that hold exactly what a row counts.
     pub(crate) fn pauses_of(&self, by: By, name: &str) -> Vec<String> {
         let own = self.pauses.iter().filter(|pause| is_of(pause, by, name));
         own.map(|pause| pause.filter.to_string()).collect()
     }
+}
+
+/// Shop and resource of a row of [`By::Resource`]. A shop's domain has no space.
+pub(crate) fn shop_and_resource(name: &str) -> (&str, &str) {
+    name.split_once(' ').unwrap_or_default()
 }
 
 /// Counts what waits for a consumer, as far as the budget goes.
@@ -307,7 +322,7 @@ fn is_of(pause: &Pause, by: By, name: &str) -> bool {
                 })
         }
         By::Resource => {
-            let (shop, resource) = name.split_once(' ').unwrap_or_default();
+            let (shop, resource) = shop_and_resource(name);
             filter.topic.is_none()
                 && filter.resource.as_deref() == Some(resource)
                 && filter.shop.as_deref().is_none_or(|own| own == shop)

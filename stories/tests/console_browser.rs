@@ -76,6 +76,7 @@ async fn every_view_of_a_live_cell_can_be_read_by_everybody() {
     office.told(&["pause", "--topic", "customers/update"]).await;
     browse_as(&office, "eve", &["views", "/login"]).await;
     browse_as(&office, "eve", &["live"]).await;
+    browse_as(&office, "eve", &["streams"]).await;
     stop(flows).await;
 }
 

@@ -11,7 +11,7 @@ pub struct HistoryQuery {
     pub hours: Option<u32>,
 }
 
-/// Metrics of the last hours, for a plot: one column of times, and a column of values for each series.
+/// Metrics of the last hours, for a plot: one column of times, up to 720, and a column of values for each series.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct MetricHistory {
     /// Times, in milliseconds since the Unix epoch.
@@ -38,7 +38,7 @@ pub enum MetricSource {
 /// One series of a plot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct MetricSeries {
-    /// Name, such as `accepted_per_second`, `waiting`, `p99_seconds` or `concurrency`.
+    /// Name, such as `accepted_per_second`, `waiting`, `in_lanes`, `p99_seconds` or `concurrency`.
     pub name: String,
     /// Consumer or process that it is of; empty if it is of the cell.
     pub consumer: String,

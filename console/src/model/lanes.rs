@@ -25,8 +25,12 @@ pub struct LaneQuery {
 pub struct LaneList {
     /// Consumer whose lanes they are.
     pub consumer: String,
-    /// Number of all its lanes.
+    /// Number of all its lanes, whatever the filter.
     pub total: u64,
+    /// Webhooks in its lanes: in all of them, or in those of the shop that was asked for.
+    pub waiting: u64,
+    /// Time at which the lanes were read, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
     /// Lanes of this page.
     pub lanes: Vec<LaneSummary>,
     /// Pauses in force.

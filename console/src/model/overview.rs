@@ -12,7 +12,7 @@ pub struct CellOverview {
     pub queue: QueueOverview,
     /// All registered consumers.
     pub consumers: Vec<ConsumerOverview>,
-    /// Processes that answer at their admin addresses.
+    /// Processes that answer at their admin addresses, or did so, and the receiver in any case.
     pub processes: Vec<ProcessOverview>,
 }
 
@@ -28,6 +28,8 @@ pub struct ConsumerList {
 pub struct ProcessOverview {
     /// Name of the process, such as `downstreamer`.
     pub name: String,
+    /// State of the process, as seen from the console.
+    pub state: ProcessState,
     /// Median time from the first byte received to the delivery, of the last seconds.
     pub p50_seconds: Option<f64>,
     /// 99th percentile of that time.
@@ -40,6 +42,19 @@ pub struct ProcessOverview {
     pub lanes_blocked: Option<f64>,
     /// Webhooks in the overflow log of a receiver.
     pub spilled: Option<f64>,
+}
+
+/// State of a process, as seen from the console.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessState {
+    /// It answers at its admin address.
+    Answers,
+    /// It answered once, and does not any more.
+    Away,
+    /// It never answered: it does not run, or the console has another address of it.
+    #[default]
+    NotSeen,
 }
 
 /// State of the queue.
@@ -68,12 +83,12 @@ pub struct ConsumerOverview {
     pub state: String,
     /// True if its leader was seen lately.
     pub has_live_leader: bool,
-    /// Webhooks that it has not settled, including parked ones.
+    /// Webhooks that it has not settled, including those outside the main stream.
     pub waiting: u64,
     /// Age of the oldest webhook that waits.
     pub oldest_age_seconds: Option<f64>,
-    /// Webhooks that wait outside the main stream.
-    pub parked: u64,
+    /// Webhooks that wait outside the main stream: in lanes, or to be replayed.
+    pub in_lanes: u64,
     /// Webhooks settled, of all that were ever accepted.
     pub settled: u64,
     /// Webhooks settled per second, since the last look.

@@ -42,8 +42,10 @@ pub struct TopList {
     pub at_ms: u64,
     /// True if everything was counted; false if the numbers are estimates of a sample.
     pub is_exact: bool,
-    /// Webhooks that wait in all.
+    /// Webhooks that wait: all of them, or those of the shop that was asked for.
     pub waiting: u64,
+    /// Time at which the oldest of them was accepted, in milliseconds since the Unix epoch, as far as they were read.
+    pub oldest_ms: Option<u64>,
     /// The groups.
     pub rows: Vec<TopRow>,
 }
@@ -53,6 +55,8 @@ pub struct TopList {
 pub struct TopRow {
     /// Name of the shop, topic or resource.
     pub name: String,
+    /// Shop of a resource. Each shop has its own `product/12`.
+    pub shop: Option<String>,
     /// Webhooks that wait.
     pub waiting: u64,
     /// Margin of error of `waiting`.

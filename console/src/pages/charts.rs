@@ -28,7 +28,7 @@ const CHARTS: [ChartPlan; 8] = [
         title: "End to end: p50 and p99",
         names: &["p50_seconds", "p99_seconds"],
     },
-    ChartPlan { id: "backlog", title: "Waiting webhooks", names: &["waiting", "parked"] },
+    ChartPlan { id: "backlog", title: "Waiting webhooks", names: &["waiting", "in_lanes"] },
     ChartPlan { id: "age", title: "Age of the oldest, or lag", names: &["oldest_seconds"] },
     ChartPlan {
         id: "concurrency",
@@ -89,7 +89,7 @@ fn windows(history: &MetricHistory) -> Markup {
             }
             @match history.source {
                 MetricSource::Prometheus => { ". From Prometheus." },
-                MetricSource::Memory => { ". From memory, since the console was started." },
+                MetricSource::Memory => { ". The console keeps 6 hours in memory, and begins again when it is started." },
             }
         }
     }
@@ -189,10 +189,10 @@ mod tests {
     fn the_source_and_its_problem_are_named() {
         let memory = MetricHistory::default();
         let text = section(&memory).into_string();
-        assert!(text.contains("From memory") && !text.contains("1 week"), "{text}");
+        assert!(text.contains("hours in memory") && !text.contains("1 week"), "{text}");
         let problem = Some("Prometheus at http://a answers 500: <b>".to_owned());
         let text = section(&MetricHistory { problem, ..memory.clone() }).into_string();
-        for shown in ["answers 500: &lt;b&gt;. Until", "From memory", "/?hours=168#history"] {
+        for shown in ["answers 500: &lt;b&gt;. Until", "hours in memory", "/?hours=168#history"] {
             assert!(text.contains(shown), "{shown} is missing: {text}");
         }
         let prometheus = MetricHistory { source: MetricSource::Prometheus, ..memory };

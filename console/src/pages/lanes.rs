@@ -43,6 +43,11 @@ pub fn page(caller: &Caller, lanes: &LaneList, query: &LaneQuery, told: Option<&
             (pauses(caller, lanes))
             section aria-labelledby="lanes" {
                 h2 #lanes { (counted(lanes.total, "lane")) " of " (lanes.consumer) }
+                p.quiet {
+                    (counted(lanes.waiting, "webhook"))
+                    @if let Some(shop) = &query.shop { " of " (shop) }
+                    " in lanes, read at " (moment(lanes.at_ms)) " UTC"
+                }
                 @if lanes.lanes.is_empty() && lanes.next.is_none() {
                     p.notice { "No webhook waits in a lane." }
                 } @else {
@@ -182,6 +187,8 @@ mod tests {
         LaneList {
             consumer: hostile(),
             total: 1,
+            waiting: 23_456,
+            at_ms: 1_767_268_861_000,
             lanes: vec![lane],
             pauses: vec![words("shop a.example"), words("everything"), words(&hostile())],
             next: Some(hostile()),
@@ -198,6 +205,7 @@ mod tests {
         let viewer = of(Role::Viewer);
         assert!(!viewer.contains("/lanes/pause") && !viewer.contains("/lanes/resume"));
         assert!(viewer.contains("12,345</a>") && viewer.contains("state bad"), "{viewer}");
+        assert!(viewer.contains("23,456 webhooks of") && viewer.contains("12:01:01"), "{viewer}");
         for text in [operator, viewer] {
             assert_hygiene(&text);
         }

@@ -9,7 +9,9 @@ use super::links;
 use super::parts::{StateLevel, TableColumn, figure, state, table};
 use crate::access::Caller;
 use crate::model::history::MetricHistory;
-use crate::model::overview::{CellOverview, ConsumerOverview, ProcessOverview, QueueOverview};
+use crate::model::overview::{
+    CellOverview, ConsumerOverview, ProcessOverview, ProcessState, QueueOverview,
+};
 
 /// Path of the events that replace the part.
 pub const EVENTS: &str = "/events/overview";
@@ -18,6 +20,8 @@ pub const EVENTS: &str = "/events/overview";
 const MEMORY_WARNING: u64 = 70;
 /// Percentage from which it is bad: the receiver refuses webhooks soon.
 const MEMORY_BAD: u64 = 90;
+/// Name of the process that takes webhooks, as the console gives it.
+const RECEIVER: &str = "receiver";
 /// Age of the oldest webhook that waits, from which the overview warns.
 const OLDEST_WARNING_SECONDS: f64 = 300.0;
 
@@ -27,13 +31,14 @@ const COLUMNS: [TableColumn<'static>; 8] = [
     TableColumn::number("Waiting"),
     TableColumn::number("Oldest"),
     TableColumn::number("Settled per second"),
-    TableColumn::number("Parked"),
+    TableColumn::number("In lanes"),
     TableColumn::number("Dead letters"),
     TableColumn::text("Paused"),
 ];
 
-const PROCESSES: [TableColumn<'static>; 6] = [
+const PROCESSES: [TableColumn<'static>; 7] = [
     TableColumn::text("Process"),
+    TableColumn::text("State"),
     TableColumn::number("End to end, p50"),
     TableColumn::number("p99"),
     TableColumn::number("Concurrency, of its limit"),
@@ -84,27 +89,45 @@ pub fn unknown(reason: &str) -> Markup {
 /// One line that says if somebody has to do something, and the reasons.
 fn verdict(overview: &CellOverview) -> Markup {
     let concerns = concerns(overview);
-    let worst = concerns.iter().map(|(level, _, _)| *level).max().unwrap_or(StateLevel::Ok);
-    let word = match worst {
-        StateLevel::Ok => "All is well",
-        StateLevel::Warning => "Worth a look",
-        StateLevel::Bad => "Needs attention",
+    let Some(worst) = concerns.iter().map(|(level, _, _)| *level).max() else {
+        return no_concern(has_receiver(overview));
     };
+    let word = if worst == StateLevel::Bad { "Needs attention" } else { "Worth a look" };
     html! {
-        div.verdict.ok[worst == StateLevel::Ok].warning[worst == StateLevel::Warning]
-            .bad[worst == StateLevel::Bad] {
+        div.verdict.warning[worst == StateLevel::Warning].bad[worst == StateLevel::Bad] {
             strong { (state(worst, word)) }
-            @if concerns.is_empty() {
-                span { "Every consumer has a leader, nothing is paused, and nothing is late." }
-            } @else {
-                ul {
-                    @for (level, text, href) in &concerns {
-                        li { (state(*level, "")) a href=(href) { (text) } }
-                    }
+            ul {
+                @for (level, text, href) in &concerns {
+                    li { (state(*level, "")) a href=(href) { (text) } }
                 }
             }
         }
     }
+}
+
+/// All is well only if the receiver was looked at too: the state of the consumers does not tell if it takes webhooks.
+fn no_concern(is_receiver_seen: bool) -> Markup {
+    html! {
+        @if is_receiver_seen {
+            div.verdict.ok {
+                strong { (state(StateLevel::Ok, "All is well")) }
+                span { "The receiver answers, every consumer has a leader, nothing is paused, and nothing is late." }
+            }
+        } @else {
+            div.verdict {
+                strong { "Nothing is wrong that is known here" }
+                span {
+                    "Every consumer has a leader, nothing is paused, and nothing is late. The receiver was not seen: "
+                    "start the console with its admin address (" code { "--receiver" } ")."
+                }
+            }
+        }
+    }
+}
+
+fn has_receiver(overview: &CellOverview) -> bool {
+    let mut processes = overview.processes.iter();
+    processes.any(|process| process.name == RECEIVER && process.state == ProcessState::Answers)
 }
 
 /// Things that somebody should know, each with its level and a link to it.
@@ -119,11 +142,15 @@ fn concerns(overview: &CellOverview) -> Vec<(StateLevel, String, String)> {
         let text = format!("Redis has used {percent} % of its memory");
         found.push((level, text, "/doctor".to_owned()));
     }
+    found.extend(overview.processes.iter().flat_map(concerns_of_process));
     for consumer in &overview.consumers {
         let name = &consumer.name;
         let of = |path: &str| links::with(path, &[("consumer", name.as_str())]);
         if !consumer.has_live_leader {
             found.push((StateLevel::Bad, format!("{name} has no leader"), "/doctor".to_owned()));
+        } else if level_of(consumer) != StateLevel::Ok {
+            let text = format!("{name}: {}", consumer.state);
+            found.push((level_of(consumer), text, "/doctor".to_owned()));
         }
         let oldest = consumer.oldest_age_seconds.unwrap_or_default();
         if oldest >= OLDEST_WARNING_SECONDS {
@@ -141,6 +168,23 @@ fn concerns(overview: &CellOverview) -> Vec<(StateLevel, String, String)> {
         }
     }
     found
+}
+
+/// A process that is gone, and webhooks that are on the receiver's disk in place of the queue.
+fn concerns_of_process(process: &ProcessOverview) -> Vec<(StateLevel, String, String)> {
+    let name = &process.name;
+    let is_away = process.state == ProcessState::Away;
+    let spilled = process.spilled.filter(|spilled| *spilled > 0.0);
+    let away = is_away.then(|| {
+        let text = format!("the {name} does not answer any more at its admin address");
+        (StateLevel::Bad, text, "/doctor".to_owned())
+    });
+    let spilled = spilled.map(|spilled| {
+        let number = value(Some(spilled), "count");
+        let text = format!("{name}: webhooks on disk (overflow): {number}");
+        (StateLevel::Warning, text, "/doctor".to_owned())
+    });
+    away.into_iter().chain(spilled).collect()
 }
 
 /// The numbers that a wall screen is for. Of several consumers, the worst or the sum.
@@ -166,14 +210,14 @@ fn headline(overview: &CellOverview) -> Markup {
     }
 }
 
-/// Numbers that the processes tell of themselves. Nothing where none answers.
+/// Numbers that the processes tell of themselves. Nothing before the first look at them.
 fn processes(processes: &[ProcessOverview]) -> Markup {
     let rows: Vec<_> = processes.iter().map(process_row).collect();
     html! {
         @if !rows.is_empty() {
             section aria-labelledby="processes" {
                 h2 #processes { "Processes" }
-                (table("Processes that answer at their admin addresses", &PROCESSES, &rows))
+                (table("Processes at their admin addresses", &PROCESSES, &rows))
             }
         }
     }
@@ -185,8 +229,14 @@ fn process_row(process: &ProcessOverview) -> Vec<Markup> {
             @if known.is_some() { a href=(href) { (value(known, unit)) } } @else { "–" }
         }
     };
+    let seen = match process.state {
+        ProcessState::Answers => state(StateLevel::Ok, "answers"),
+        ProcessState::Away => state(StateLevel::Bad, "does not answer any more"),
+        ProcessState::NotSeen => html! { "not seen" },
+    };
     vec![
         html! { (process.name) },
+        seen,
         link("#latency", process.p50_seconds, "seconds"),
         link("#latency", process.p99_seconds, "seconds"),
         html! {
@@ -220,16 +270,20 @@ fn consumers(consumers: &[ConsumerOverview]) -> Markup {
     table("Consumers of the queue, and how far each is", &COLUMNS, &rows)
 }
 
+fn level_of(consumer: &ConsumerOverview) -> StateLevel {
+    match (consumer.has_live_leader, consumer.state.as_str()) {
+        (false, _) => StateLevel::Bad,
+        (true, "ready" | "-") => StateLevel::Ok,
+        (true, _) => StateLevel::Warning,
+    }
+}
+
 fn row(consumer: &ConsumerOverview) -> Vec<Markup> {
     let of = |path: &str| links::with(path, &[("consumer", consumer.name.as_str())]);
     let number = |path: &str, count: u64| {
         html! { a href=(of(path)) { (thousands(count)) } }
     };
-    let level = match (consumer.has_live_leader, consumer.state.as_str()) {
-        (false, _) => StateLevel::Bad,
-        (true, "ready" | "-") => StateLevel::Ok,
-        (true, _) => StateLevel::Warning,
-    };
+    let level = level_of(consumer);
     let word = if consumer.state == "-" { "leads" } else { consumer.state.as_str() };
     let oldest = consumer.oldest_age_seconds.map_or_else(|| "–".to_owned(), age);
     vec![
@@ -238,7 +292,7 @@ fn row(consumer: &ConsumerOverview) -> Vec<Markup> {
         number("/webhooks", consumer.waiting),
         html! { a href=(of("/webhooks")) { (oldest) } },
         html! { a href="#flow" { (rate(consumer.settled_per_second)) } },
-        number("/lanes", consumer.parked),
+        number("/lanes", consumer.in_lanes),
         number("/dead", consumer.dead_letters),
         html! {
             @for pause in &consumer.pauses {
@@ -310,7 +364,40 @@ mod tests {
         for path in ["/webhooks", "/lanes", "/dead"] {
             assert!(text.contains(&format!(r#"href="{path}?consumer=http""#)), "{path}: {text}");
         }
-        assert!(text.contains("All is well"), "{text}");
+    }
+
+    #[test]
+    fn all_is_well_only_if_the_receiver_and_every_consumer_were_seen_so() {
+        let shown = |state: ProcessState, spilled: Option<f64>, of_leader: &str| {
+            let name = "receiver".to_owned();
+            let receiver = ProcessOverview { name, state, spilled, ..ProcessOverview::default() };
+            let consumer = ConsumerOverview {
+                name: "http".to_owned(),
+                state: of_leader.to_owned(),
+                has_live_leader: true,
+                ..ConsumerOverview::default()
+            };
+            let overview = CellOverview {
+                consumers: vec![consumer],
+                processes: vec![receiver],
+                ..CellOverview::default()
+            };
+            let text = part(&overview).into_string();
+            assert_hygiene(&text);
+            let is_well = text.contains("All is well");
+            (is_well, text)
+        };
+        let (is_well, text) = shown(ProcessState::Answers, Some(0.0), "ready");
+        assert!(is_well && text.contains("The receiver answers"), "{text}");
+        let (is_well, text) = shown(ProcessState::Away, None, "ready");
+        assert!(!is_well && text.contains("Needs attention"), "{text}");
+        assert!(text.contains("the receiver does not answer any more"), "{text}");
+        let (is_well, text) = shown(ProcessState::NotSeen, None, "ready");
+        assert!(!is_well && text.contains("not seen") && !text.contains("state bad"), "{text}");
+        let (is_well, text) = shown(ProcessState::Answers, Some(12.0), "ready");
+        assert!(!is_well && text.contains("on disk (overflow): 12"), "{text}");
+        let (is_well, text) = shown(ProcessState::Answers, None, "redis_unavailable");
+        assert!(!is_well && text.contains("http: redis_unavailable"), "{text}");
     }
 
     #[test]

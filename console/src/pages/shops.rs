@@ -47,10 +47,10 @@ pub fn page(caller: &Caller, top: &TopList, query: &TopQuery) -> Markup {
     let name = match query.by {
         TopGroup::Shop => "Shop",
         TopGroup::Topic => "Topic",
-        TopGroup::Resource => "Resource",
+        TopGroup::Resource => "Shop and resource",
     };
     let columns = columns(name);
-    let rows: Vec<_> = top.rows.iter().map(|row| top_row(top, query.by, row)).collect();
+    let rows: Vec<_> = top.rows.iter().map(|row| top_row(top, query, row)).collect();
     ConsoleView::Shops.page(
         caller,
         &html! {
@@ -70,7 +70,9 @@ pub fn page(caller: &Caller, top: &TopList, query: &TopQuery) -> Markup {
             (filter(top, query))
             section aria-labelledby="top" {
                 h2 #top {
-                    (counted(top.waiting, "webhook")) " waiting for " (top.consumer)
+                    (counted(top.waiting, "webhook"))
+                    @if let Some(shop) = &query.shop { " of " (shop) }
+                    " waiting for " (top.consumer)
                 }
                 (exactness(top))
                 @if rows.is_empty() {
@@ -105,7 +107,7 @@ pub fn shop_page(caller: &Caller, report: &ShopReport<'_>) -> Markup {
                     (table("Topics with waiting webhooks", &columns("Topic"), &rows))
                 }
             }
-            (lanes(report.lanes))
+            (lanes(report.shop, report.lanes))
             @if let Some(dead) = report.dead { (letters(report.shop, dead)) }
             @if let Some(gaps) = report.gaps { (silent(report.shop, gaps)) }
             @if caller.may(Permission::Operate) { (pause(caller, report)) }
@@ -158,12 +160,22 @@ fn columns(name: &str) -> [TableColumn<'_>; 4] {
     ]
 }
 
-fn top_row(top: &TopList, by: TopGroup, row: &TopRow) -> Vec<Markup> {
+/// A row, whose number links to the webhooks that it counts.
+fn top_row(top: &TopList, query: &TopQuery, row: &TopRow) -> Vec<Markup> {
     let consumer = ("consumer", top.consumer.as_str());
-    let waiting = links::with("/webhooks", &[consumer, (word(by), row.name.as_str())]);
-    let name = match by {
-        TopGroup::Shop => html! { a href=(links::shop(&row.name)) { (row.name) } },
-        TopGroup::Topic | TopGroup::Resource => html! { (row.name) },
+    let shop = match query.by {
+        TopGroup::Shop => None,
+        TopGroup::Topic => query.shop.as_deref(),
+        TopGroup::Resource => row.shop.as_deref(),
+    };
+    let shop = ("shop", shop.unwrap_or_default());
+    let waiting = links::with("/webhooks", &[consumer, shop, (word(query.by), row.name.as_str())]);
+    let name = match (query.by, &row.shop) {
+        (TopGroup::Shop, _) => html! { a href=(links::shop(&row.name)) { (row.name) } },
+        (TopGroup::Resource, Some(shop)) => {
+            html! { a href=(links::shop(shop)) { (shop) } " " (row.name) }
+        }
+        (TopGroup::Topic | TopGroup::Resource, _) => html! { (row.name) },
     };
     cells(name, &waiting, row)
 }
@@ -192,14 +204,12 @@ fn cells(name: Markup, waiting: &str, row: &TopRow) -> Vec<Markup> {
 fn numbers(report: &ShopReport<'_>) -> Markup {
     let consumer = ("consumer", report.topics.consumer.as_str());
     let of = |path: &str| links::with(path, &[consumer, ("shop", report.shop)]);
-    let in_lanes: u64 = report.lanes.lanes.iter().map(|lane| lane.waiting).sum();
-    let oldest = report.topics.rows.iter().map(|row| row.oldest_ms).filter(|at| *at > 0).min();
-    let oldest = age_since(oldest, report.topics.at_ms);
+    let oldest = age_since(report.topics.oldest_ms, report.topics.at_ms);
     html! {
         dl.figures.large {
             (figure("Waiting", &thousands(report.topics.waiting), &of("/webhooks"), None))
             (figure("Oldest", &oldest, &of("/webhooks"), None))
-            (figure("In lanes", &thousands(in_lanes), &of("/lanes"), None))
+            (figure("In lanes", &thousands(report.lanes.waiting), &of("/lanes"), None))
             @if let Some(dead) = report.dead {
                 @let more = if dead.next.is_some() { "+" } else { "" };
                 @let number = u64::try_from(dead.letters.len()).unwrap_or(u64::MAX);
@@ -209,7 +219,8 @@ fn numbers(report: &ShopReport<'_>) -> Markup {
     }
 }
 
-fn lanes(lanes: &LaneList) -> Markup {
+fn lanes(shop: &str, lanes: &LaneList) -> Markup {
+    let all = links::with("/lanes", &[("consumer", lanes.consumer.as_str()), ("shop", shop)]);
     let rows: Vec<_> = lanes
         .lanes
         .iter()
@@ -236,7 +247,8 @@ fn lanes(lanes: &LaneList) -> Markup {
             @if rows.is_empty() {
                 p.quiet { "Nothing of this shop waits outside the main stream." }
             } @else {
-                (table("Lanes of this shop", &LANES, &rows))
+                (table("Lanes of this shop, those with most waiting webhooks first", &LANES, &rows))
+                @if lanes.next.is_some() { p { a href=(all) { "All lanes of this shop" } } }
             }
         }
     }
@@ -322,11 +334,19 @@ mod tests {
             name: hostile(),
             waiting: 2_000,
             off_by: 10,
-            oldest_ms: 1_767_268_800_000,
+            oldest_ms: 1_767_268_830_000,
             paused_by: vec![hostile()],
+            shop: Some("a.example".to_owned()),
         };
-        let at_ms = 1_767_268_861_000;
-        TopList { consumer: hostile(), at_ms, is_exact: false, waiting: 3_000, rows: vec![row] }
+        TopList {
+            consumer: hostile(),
+            at_ms: 1_767_268_861_000,
+            is_exact: false,
+            waiting: 3_000,
+            // The oldest is of none of the rows.
+            oldest_ms: Some(1_767_268_800_000),
+            rows: vec![row],
+        }
     }
 
     #[test]
@@ -341,10 +361,35 @@ mod tests {
     }
 
     #[test]
+    fn a_number_links_to_the_webhooks_of_its_shop() {
+        let list = |by, of: Option<&str>| {
+            let row =
+                TopRow { name: "x/y".to_owned(), shop: of.map(str::to_owned), ..TopRow::default() };
+            let top =
+                TopList { consumer: "http".to_owned(), rows: vec![row], ..TopList::default() };
+            let query = TopQuery { by, shop: Some("b.example".to_owned()), ..TopQuery::default() };
+            page(&caller(Role::Viewer), &top, &query).into_string()
+        };
+        let topics = list(TopGroup::Topic, None);
+        let href = r#"href="/webhooks?consumer=http&amp;shop=b.example&amp;topic=x%2Fy""#;
+        assert!(topics.contains(href), "{topics}");
+        let resources = list(TopGroup::Resource, Some("b.example"));
+        let href = r#"href="/webhooks?consumer=http&amp;shop=b.example&amp;resource=x%2Fy""#;
+        assert!(resources.contains(href), "{resources}");
+        assert!(resources.contains("0 webhooks of b.example waiting for http"), "{resources}");
+    }
+
+    #[test]
     fn one_shop_shows_what_the_caller_may_see() {
         let lane =
             LaneSummary { shop: hostile(), kind: hostile(), waiting: 7, ..LaneSummary::default() };
-        let lanes = LaneList { consumer: hostile(), lanes: vec![lane], ..LaneList::default() };
+        let lanes = LaneList {
+            consumer: hostile(),
+            lanes: vec![lane],
+            waiting: 4_321,
+            next: Some(hostile()),
+            ..LaneList::default()
+        };
         let letter =
             DeadSummary { spillway_id: hostile(), reason: hostile(), ..DeadSummary::default() };
         let dead = DeadList { consumer: hostile(), letters: vec![letter], ..DeadList::default() };
@@ -366,7 +411,7 @@ mod tests {
             gaps: Some(&gaps),
         };
         let text = shop_page(&caller(Role::Operator), &report).into_string();
-        for shown in ["3,000", "1m 1s", "Pause this shop", "silent", "/dead?consumer="] {
+        for shown in ["3,000", "1m 1s", "4,321", "Pause this shop", "silent", "/dead?consumer="] {
             assert!(text.contains(shown), "{shown} is missing: {text}");
         }
         assert_hygiene(&text);

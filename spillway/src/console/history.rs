@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::Args;
 use spillway_archive::args::ArchiveArgs;
 use spillway_console::model::history::{HistoryQuery, MetricHistory, MetricSeries, MetricSource};
@@ -19,7 +20,7 @@ use spillway_console::model::overview::{CellOverview, ProcessOverview};
 use spillway_process::Checker;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::overview::OverviewFeed;
+use super::overview::{OverviewFeed, TimedCount};
 use crate::doctor::endpoints::EndpointArguments;
 use crate::forget::redact_within;
 use crate::out::float;
@@ -92,12 +93,14 @@ struct MetricSample {
 /// Metrics of the last hours.
 pub(super) struct MetricStore {
     samples: Mutex<VecDeque<MetricSample>>,
+    /// Answers by their hours, for all who ask until the next sample.
+    answers: Mutex<BTreeMap<u32, Bytes>>,
 }
 
 impl MetricStore {
     /// Nothing is known yet.
     pub(super) fn new() -> Self {
-        Self { samples: Mutex::new(VecDeque::new()) }
+        Self { samples: Mutex::new(VecDeque::new()), answers: Mutex::new(BTreeMap::new()) }
     }
 
     /// Takes samples again and again.
@@ -106,19 +109,31 @@ impl MetricStore {
         let mut scraper = Scraper::new(parts.endpoints.addresses(), token_file);
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut before: Option<CellOverview> = None;
         loop {
             ticks.tick().await;
             let processes = scraper.processes().await;
             feed.note_processes(processes.clone());
             if let Ok(overview) = feed.current().await {
-                self.keep(sample(&overview, &processes));
+                self.keep(sample(&overview, before.as_ref(), &processes));
+                before = Some(overview);
             }
         }
     }
 
+    /// Metrics of the last hours as JSON. It is made once for all who ask between two samples.
+    pub(super) fn recent_json(&self, query: &HistoryQuery) -> Bytes {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = answers.entry(hours_of(query)).or_insert_with(|| {
+            let json = serde_json::to_vec(&self.recent(query));
+            json.expect("BUG: a history has no map whose keys are no text").into()
+        });
+        answer.clone()
+    }
+
     /// Metrics of the last hours.
     pub(super) fn recent(&self, query: &HistoryQuery) -> MetricHistory {
-        let hours = query.hours.unwrap_or(1).clamp(1, HOURS);
+        let hours = hours_of(query);
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         let newest_ms = samples.back().map_or(0, |newest| newest.at_ms);
         let from_ms = newest_ms.saturating_sub(u64::from(hours) * 3_600_000);
@@ -152,20 +167,42 @@ impl MetricStore {
             samples.pop_front();
         }
         samples.push_back(sample);
+        drop(samples);
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-/// Values of an overview and of the processes.
-fn sample(overview: &CellOverview, processes: &[ProcessOverview]) -> MetricSample {
+/// Hours that a question is for.
+fn hours_of(query: &HistoryQuery) -> u32 {
+    query.hours.unwrap_or(1).clamp(1, HOURS)
+}
+
+/// Values of an overview and of the processes. The rates are of the whole time since the sample `before`, and not of the
+/// last second, as those of the overview.
+fn sample(
+    overview: &CellOverview,
+    before: Option<&CellOverview>,
+    processes: &[ProcessOverview],
+) -> MetricSample {
     let mut sample = MetricSample { at_ms: overview.at_ms, values: BTreeMap::new() };
     let queue = &overview.queue;
-    sample.note("accepted_per_second", "", "per_second", queue.accepted_per_second);
+    let per_second = |now: u64, count: &dyn Fn(&CellOverview) -> Option<u64>| {
+        let before = before?;
+        let before = TimedCount { at_ms: before.at_ms, count: count(before)? };
+        TimedCount { at_ms: overview.at_ms, count: now }.per_second_since(before)
+    };
+    let accepted = per_second(queue.accepted, &|before| Some(before.queue.accepted));
+    sample.note("accepted_per_second", "", "per_second", accepted);
     sample.note("memory_bytes", "", "bytes", Some(float(queue.memory_bytes)));
     for consumer in &overview.consumers {
         let name = &consumer.name;
-        sample.note("settled_per_second", name, "per_second", consumer.settled_per_second);
+        let settled = per_second(consumer.settled, &|before| {
+            let same = before.consumers.iter().find(|before| before.name == *name);
+            same.map(|before| before.settled)
+        });
+        sample.note("settled_per_second", name, "per_second", settled);
         sample.note("waiting", name, "webhooks", Some(float(consumer.waiting)));
-        sample.note("parked", name, "webhooks", Some(float(consumer.parked)));
+        sample.note("in_lanes", name, "webhooks", Some(float(consumer.in_lanes)));
         sample.note("dead_letters", name, "webhooks", Some(float(consumer.dead_letters)));
         // Of a Kafka producer or an archiver, this is the lag.
         let oldest = consumer.oldest_age_seconds.unwrap_or(0.0);
@@ -207,14 +244,14 @@ mod tests {
     #[test]
     fn a_series_has_a_value_or_a_hole_for_each_time() {
         let store = MetricStore::new();
-        store.keep(sample(&overview(10_000, 5), &[]));
+        store.keep(sample(&overview(10_000, 5), None, &[]));
         let process = ProcessOverview {
             name: "downstreamer".to_owned(),
             p99_seconds: Some(0.5),
             concurrency: Some(f64::NAN),
             ..ProcessOverview::default()
         };
-        store.keep(sample(&overview(20_000, 6), &[process]));
+        store.keep(sample(&overview(20_000, 6), None, &[process]));
         let history = store.recent(&HistoryQuery::default());
         assert_eq!(history.at_ms, [10_000, 20_000]);
         let values = |name: &str| {
@@ -227,10 +264,48 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_is_of_the_whole_time_between_two_samples() {
+        let flow = |at_ms: u64, accepted: u64| {
+            let mut overview = overview(at_ms, 0);
+            overview.queue.accepted = accepted;
+            // A burst in the last second.
+            overview.queue.accepted_per_second = Some(1_000.0);
+            overview.consumers[0].settled = accepted / 2;
+            overview.consumers[0].settled_per_second = Some(1_000.0);
+            overview
+        };
+        let store = MetricStore::new();
+        let first = flow(10_000, 100);
+        store.keep(sample(&first, None, &[]));
+        store.keep(sample(&flow(20_000, 1_100), Some(&first), &[]));
+        let history = store.recent(&HistoryQuery::default());
+        for (name, expected) in [("accepted_per_second", 100.0), ("settled_per_second", 50.0)] {
+            let found = history.series.iter().find(|series| series.name == name);
+            let values = found.map(|series| series.values.clone());
+            assert_eq!(values, Some(vec![None, Some(expected)]), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_made_once_for_all_until_the_next_sample() {
+        let store = MetricStore::new();
+        store.keep(sample(&overview(10_000, 5), None, &[]));
+        let hour = HistoryQuery::default();
+        let first = store.recent_json(&hour);
+        let expected = serde_json::to_vec(&store.recent(&hour)).expect("JSON");
+        assert_eq!(first, expected);
+        assert_eq!(store.recent_json(&hour).as_ptr(), first.as_ptr(), "the same bytes");
+        store.recent_json(&HistoryQuery { hours: Some(99) });
+        assert_eq!(store.answers.lock().expect("no panic").len(), 2);
+        store.keep(sample(&overview(20_000, 6), None, &[]));
+        assert_ne!(store.recent_json(&hour), first);
+    }
+
+    #[test]
     fn the_last_hours_are_kept_and_thinned_out() {
         let store = MetricStore::new();
         for number in 0..SAMPLES_KEPT as u64 + 10 {
-            store.keep(sample(&overview(number * 10_000, number), &[]));
+            store.keep(sample(&overview(number * 10_000, number), None, &[]));
         }
         let newest = (SAMPLES_KEPT as u64 + 9) * 10_000;
         let hour = store.recent(&HistoryQuery { hours: None });

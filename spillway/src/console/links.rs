@@ -44,8 +44,8 @@ static APART: Semaphore = Semaphore::const_new(APART_MAX);
 pub(super) struct CellLinks {
     /// Room for reads of packs.
     pub gate: PackGate,
-    /// Lanes of each consumer, those with most webhooks first.
-    pub lanes: KeptAnswers<String, Vec<LaneSummary>>,
+    /// Lanes of each consumer.
+    pub lanes: KeptAnswers<String, KeptLanes>,
     /// Largest groups, by consumer, group and shop.
     pub tops: KeptAnswers<(String, TopGroup, Option<String>), TopList>,
     /// Gaps of all shops, by the time since which they are asked for.
@@ -55,6 +55,14 @@ pub(super) struct CellLinks {
     /// Searches for one webhook.
     pub stories: StorySearches,
     letters: Mutex<HashMap<LetterName, StreamId>>,
+}
+
+/// Lanes of a consumer.
+pub(super) struct KeptLanes {
+    /// Time at which they were read, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// All of them, those with most webhooks first.
+    pub rows: Vec<LaneSummary>,
 }
 
 /// Consumer and Spillway-Id of a dead letter.

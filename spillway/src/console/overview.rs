@@ -63,18 +63,15 @@ impl OverviewFeed {
     /// Looks at the cell again and again. While somebody watches, once a second.
     pub(super) async fn run(&self, place: &CellArgs) -> Infallible {
         let mut link = None;
-        let mut before: Option<(Instant, Arc<CellStatus>)> = None;
+        let mut before: Option<Arc<CellStatus>> = None;
         loop {
             let at = Instant::now();
             let found = match look(place, &mut link).await {
                 Ok(status) => {
                     let status = Arc::new(status);
-                    let since = before
-                        .as_ref()
-                        .map(|(then, status)| (at.duration_since(*then), status.as_ref()));
-                    let mut overview = overview_of(&status, since);
+                    let mut overview = overview_of(&status, before.as_deref());
                     overview.processes = self.processes();
-                    before = Some((at, status.clone()));
+                    before = Some(status.clone());
                     Ok((overview, status))
                 }
                 Err(failure) => {
@@ -166,14 +163,30 @@ async fn look(
     Ok(read(redis, connection).await?)
 }
 
+/// A count at a time by Redis' clock, in milliseconds: the time at which it was read there, however long the answer took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TimedCount {
+    pub at_ms: u64,
+    pub count: u64,
+}
+
+impl TimedCount {
+    /// Increase per second since an earlier time. Counts go down where a queue was restored or a consumer was registered
+    /// again: then it is not known.
+    pub(super) fn per_second_since(self, before: Self) -> Option<f64> {
+        let more = self.count.checked_sub(before.count)?;
+        let since_ms = self.at_ms.checked_sub(before.at_ms).filter(|ms| *ms > 0)?;
+        Some(float(more) * 1_000.0 / float(since_ms))
+    }
+}
+
 /// Overview of a status, with the rates since an earlier one.
-fn overview_of(status: &CellStatus, before: Option<(Duration, &CellStatus)>) -> CellOverview {
+fn overview_of(status: &CellStatus, before: Option<&CellStatus>) -> CellOverview {
     let queue = &status.queue;
     let per_second = |now: u64, count: &dyn Fn(&CellStatus) -> Option<u64>| {
-        let (since, before) = before?;
-        // Counts go down where a queue was restored or a consumer was registered again.
-        let more = now.checked_sub(count(before)?)?;
-        (!since.is_zero()).then(|| float(more) / since.as_secs_f64())
+        let before = before?;
+        let before = TimedCount { at_ms: before.now_ms, count: count(before)? };
+        TimedCount { at_ms: status.now_ms, count: now }.per_second_since(before)
     };
     let consumer = |known: &ConsumerStatus| ConsumerOverview {
         name: known.name.clone(),
@@ -183,7 +196,7 @@ fn overview_of(status: &CellStatus, before: Option<(Duration, &CellStatus)>) -> 
         has_live_leader: known.has_live_leader(),
         waiting: known.waiting,
         oldest_age_seconds: known.oldest_age_seconds,
-        parked: known.parked,
+        in_lanes: known.parked,
         settled: known.settled,
         settled_per_second: per_second(known.settled, &|before| {
             let same = before.consumers.iter().find(|before| before.name == known.name);
@@ -220,23 +233,26 @@ mod tests {
 
     use super::*;
 
-    fn status(accepted: u64, settled: u64) -> CellStatus {
+    fn status(now_ms: u64, accepted: u64, settled: u64) -> CellStatus {
         let consumer =
             ConsumerStatus { name: "http".to_owned(), settled, ..ConsumerStatus::default() };
         let queue = QueueStatus { accepted, ..QueueStatus::default() };
-        CellStatus { queue, consumers: vec![consumer], now_ms: 7 }
+        CellStatus { queue, consumers: vec![consumer], now_ms }
     }
 
     #[test]
-    fn rates_are_of_the_time_between_two_looks() {
-        let before = status(100, 90);
-        let since = Duration::from_secs(2);
-        let overview = overview_of(&status(110, 95), Some((since, &before)));
+    fn rates_are_of_the_time_between_two_looks_by_the_clock_of_the_counts() {
+        let before = status(7_000, 100, 90);
+        let overview = overview_of(&status(9_000, 110, 95), Some(&before));
         assert_eq!(overview.queue.accepted_per_second, Some(5.0));
         assert_eq!(overview.consumers[0].settled_per_second, Some(2.5));
         assert_eq!(overview.consumers[0].state, "no leader");
-        let restored = overview_of(&status(10, 5), Some((since, &before)));
+        let restored = overview_of(&status(9_000, 10, 5), Some(&before));
         assert_eq!(restored.queue.accepted_per_second, None, "the count went down");
+        for not_later in [7_000, 6_000] {
+            let overview = overview_of(&status(not_later, 110, 95), Some(&before));
+            assert_eq!(overview.queue.accepted_per_second, None, "the clock was set back");
+        }
         assert_eq!(overview_of(&before, None).queue.accepted_per_second, None);
     }
 

@@ -145,6 +145,11 @@ impl TopTally {
         self.names.values().map(|name| self.waiting(name).round() as u64).sum()
     }
 
+    /// Time at which the oldest webhook of all names was received, of those read; `None` if there is none.
+    pub(super) fn oldest_ms(&self) -> Option<u64> {
+        self.names.values().map(|name| name.all.oldest_ms).min()
+    }
+
     /// Rows of the largest names, largest first.
     pub(super) fn rows(&self, limit: usize) -> Vec<Row> {
         let waiting = |(text, name)| (self.waiting(name).round() as u64, text, name);
@@ -223,6 +228,7 @@ mod tests {
         };
         assert_eq!(tally.rows(9), [row("b", 4, 5, 7), row("a", 3, 5, 7)]);
         assert_eq!((tally.rows(1).len(), tally.total(), tally.read()), (1, 7, 7));
+        assert_eq!((tally.oldest_ms(), TopTally::default().oldest_ms()), (Some(5), None));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod cell;
 #[cfg(test)]
+mod console_numbers;
+#[cfg(test)]
 mod dead;
 #[cfg(test)]
 mod doctor;

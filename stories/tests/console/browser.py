@@ -372,6 +372,40 @@ def live(console):
         check_links_of_numbers(console, page)
 
 
+def streams(console):
+    """The overview goes on after an answer other than 200, and a page that nobody sees keeps no stream."""
+    refused = []
+
+    def refuse_first(route):
+        if refused:
+            route.fallback()
+        else:
+            refused.append(route.request.url)
+            route.fulfill(status=503, body="")
+
+    def is_stream(message):
+        return "/events/overview" in message.url
+
+    with console.page() as page:
+        page.route("**/events/overview", refuse_first)
+        with page.expect_response(lambda answer: is_stream(answer) and answer.status == 200):
+            console.open(page, "/")
+        with page.expect_event("requestfailed", is_stream):
+            show(page, False)
+        with page.expect_request(is_stream):
+            show(page, True)
+        console.check_policy(page)
+    print(f"a stream that was refused {len(refused)} time was there again, and none while the page was hidden")
+
+
+def show(page, is_shown):
+    """Does what a browser does when its tab comes to the front, or goes to the back."""
+    page.evaluate("""(isShown) => {
+      Object.defineProperty(document, 'hidden', { configurable: true, get: () => !isShown });
+      document.dispatchEvent(new Event('visibilitychange'));
+    }""", is_shown)
+
+
 def check_links_of_numbers(console, page):
     """Every number of the overview's figures links to what it counts."""
     bare = page.locator(".figures dd:not(:has(a))")
@@ -554,7 +588,8 @@ def save(page, directory, name):
     return os.path.getsize(path)
 
 
-STEPS = [views, replay, replay_without_scripts, chosen, archive, no_archive, pause, resume, drop, live, keyboard, hostile, newcomer, pictures]
+STEPS = [views, replay, replay_without_scripts, chosen, archive, no_archive, pause, resume, drop, live, streams, keyboard,
+         hostile, newcomer, pictures]
 
 
 def main():

@@ -1,7 +1,8 @@
 //! Metrics of the last hours.
 
-use axum::Json;
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
 use spillway_console::model::history::{HistoryQuery, MetricHistory};
 use spillway_console::{ConsoleRoute, Permission, ProblemDetails};
 
@@ -21,6 +22,7 @@ pub(in crate::console) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
 async fn metrics(
     State(console): State<ConsoleState>,
     ApiQuery(query): ApiQuery<HistoryQuery>,
-) -> Result<Json<MetricHistory>, ProblemDetails> {
-    ask::history::recent(&console, &query).await.map(Json)
+) -> Result<impl IntoResponse, ProblemDetails> {
+    let history = ask::history::recent(&console, &query).await?;
+    Ok(([(CONTENT_TYPE, "application/json")], history))
 }

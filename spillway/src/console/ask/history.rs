@@ -1,21 +1,28 @@
 //! Metrics of the last hours.
 
+use bytes::Bytes;
 use spillway_console::ProblemDetails;
 use spillway_console::model::history::{HistoryQuery, MetricHistory, MetricSource};
 
 use crate::console::state::Console;
 
-/// Metrics of the last hours, from Prometheus or as far as this process has them: it keeps them from its start on.
+/// Metrics of the last hours as JSON, from Prometheus or as far as this process has them: it keeps them from its start
+/// on.
 pub(in crate::console) async fn recent(
     console: &Console,
     query: &HistoryQuery,
-) -> Result<MetricHistory, ProblemDetails> {
-    let history = shown(console, query).await;
-    if history.source == MetricSource::Memory {
+) -> Result<Bytes, ProblemDetails> {
+    if console.prometheus.is_none() {
         // Without a look at the cell, the reason is of more use than an empty plot.
         console.overview.status().await?;
+        return Ok(console.history.recent_json(query));
     }
-    Ok(history)
+    let history = shown(console, query).await;
+    if history.source == MetricSource::Memory {
+        console.overview.status().await?;
+    }
+    let json = serde_json::to_vec(&history);
+    Ok(json.expect("BUG: a history has no map whose keys are no text").into())
 }
 
 /// Metrics for a page. While Prometheus can't be read, they are those in memory, with the problem.

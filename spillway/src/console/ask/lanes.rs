@@ -11,9 +11,10 @@ use spillway_queue::lane::LaneRow;
 use spillway_queue::read::StreamReader;
 
 use super::{LIMIT, consumers, given, page_limit};
-use crate::console::links::apart;
+use crate::console::links::{KeptLanes, apart};
 use crate::console::state::Console;
 use crate::failure::Failure;
+use crate::out::now_ms;
 use crate::place::CellArgs;
 
 /// Place of a lane among those with most webhooks.
@@ -30,14 +31,16 @@ pub(in crate::console) async fn list(
     let known = consumers::find(&status, &consumer);
     let pauses = known.map(|known| known.pauses.as_slice()).unwrap_or_default();
     let limit = page_limit(query.limit, LIMIT);
-    let (lanes, next) = cut(&all, given(query.shop.as_ref()), after, limit);
+    let shop = given(query.shop.as_ref());
+    let (lanes, next) = cut(&all.rows, shop, after, limit);
     let lanes = lanes.into_iter().map(|lane| with_pause(lane, pauses)).collect();
-    let total = u64::try_from(all.len()).unwrap_or(u64::MAX);
+    let total = u64::try_from(all.rows.len()).unwrap_or(u64::MAX);
+    let waiting = waiting_in(&all.rows, shop);
     let pauses: Vec<PauseOverview> = consumers::pauses(&status, &consumer);
-    Ok(LaneList { consumer, total, lanes, pauses, next })
+    Ok(LaneList { consumer, total, waiting, at_ms: all.at_ms, lanes, pauses, next })
 }
 
-async fn rows(console: &Console, consumer: &str) -> Result<Arc<Vec<LaneSummary>>, ProblemDetails> {
+async fn rows(console: &Console, consumer: &str) -> Result<Arc<KeptLanes>, ProblemDetails> {
     let ask = || {
         let place = console.place.clone();
         let consumer = consumer.to_owned();
@@ -46,12 +49,13 @@ async fn rows(console: &Console, consumer: &str) -> Result<Arc<Vec<LaneSummary>>
     console.links.lanes.get(consumer.to_owned(), ask).await
 }
 
-async fn read(place: CellArgs, consumer: String) -> Result<Vec<LaneSummary>, Failure> {
+async fn read(place: CellArgs, consumer: String) -> Result<KeptLanes, Failure> {
+    let at_ms = now_ms();
     let (redis, mut connection) = place.connect().await?;
     let rows = StreamReader::new(redis, &consumer).lane_rows(&mut connection).await?;
-    let mut lanes: Vec<LaneSummary> = rows.iter().map(summary).collect();
-    lanes.sort_by_cached_key(lane_place);
-    Ok(lanes)
+    let mut rows: Vec<LaneSummary> = rows.iter().map(summary).collect();
+    rows.sort_by_cached_key(lane_place);
+    Ok(KeptLanes { at_ms, rows })
 }
 
 fn summary(row: &LaneRow) -> LaneSummary {
@@ -101,6 +105,12 @@ fn place_of(cursor: &str) -> Result<LanePlace, ProblemDetails> {
     })
 }
 
+/// Webhooks in all lanes, or in all lanes of a shop.
+fn waiting_in(all: &[LaneSummary], shop: Option<&str>) -> u64 {
+    let own = all.iter().filter(|lane| shop.is_none_or(|shop| lane.shop == shop));
+    own.map(|lane| lane.waiting).sum()
+}
+
 /// Lanes of a page, and the cursor of the next one. All lanes are sorted.
 fn cut(
     all: &[LaneSummary],
@@ -143,6 +153,10 @@ mod tests {
         assert_eq!((names(&second).as_str(), next), ("cd", None));
         let (of_shop, next) = cut(&all, Some("x"), None, 3);
         assert_eq!((names(&of_shop).as_str(), next), ("acd", None));
+        let (first, next) = cut(&all, Some("x"), None, 1);
+        assert_eq!((names(&first).as_str(), next.is_some()), ("a", true));
+        assert_eq!(waiting_in(&all, Some("x")), 15, "of all its lanes, not of one page");
+        assert_eq!(waiting_in(&all, Some("y")), 0);
         assert!(place_of("b").is_err() && place_of("x:b").is_err());
     }
 

@@ -12,7 +12,7 @@ use crate::console::state::Console;
 use crate::failure::Failure;
 use crate::out::now_ms;
 use crate::place::CellArgs;
-use crate::top::{By, TopQuestion, tally};
+use crate::top::{By, TopQuestion, shop_and_resource, tally};
 
 /// Time after which numbers are estimates.
 const BUDGET: Duration = Duration::from_millis(1_500);
@@ -58,21 +58,35 @@ async fn count(
         TopGroup::Topic => By::Topic,
         TopGroup::Resource => By::Resource,
     };
+    let is_of_shop = shop.is_some();
     let filter = Filter { shop, ..Filter::default() };
     let question = TopQuestion { by, filter, budget: Some(BUDGET) };
     let found = tally(&place, &consumer, &question).await?;
-    let rows = found.rows(page_limit(None, LIMIT_MAX)).into_iter().map(|row| TopRow {
-        paused_by: found.pauses_of(by, &row.name),
-        name: row.name,
-        waiting: row.waiting,
-        off_by: row.off_by,
-        oldest_ms: row.oldest_ms,
+    let rows = found.rows(page_limit(None, LIMIT_MAX)).into_iter().map(|row| {
+        let paused_by = found.pauses_of(by, &row.name);
+        let (shop, name) = match by {
+            By::Resource => {
+                let (shop, resource) = shop_and_resource(&row.name);
+                (Some(shop.to_owned()), resource.to_owned())
+            }
+            By::Shop | By::Topic => (None, row.name),
+        };
+        TopRow {
+            name,
+            shop,
+            waiting: row.waiting,
+            off_by: row.off_by,
+            oldest_ms: row.oldest_ms,
+            paused_by,
+        }
     });
     Ok(TopList {
         rows: rows.collect(),
         consumer,
         at_ms: now_ms(),
         is_exact: found.is_exact(),
-        waiting: found.waiting.count,
+        // The consumer's own count is exact, and knows no filter.
+        waiting: if is_of_shop { found.total() } else { found.waiting.count },
+        oldest_ms: found.oldest_ms(),
     })
 }

@@ -66,9 +66,9 @@ const SERIES: &[PlannedSeries] = &[
         question: SeriesQuestion::ConsumerValue("spillway_queue_webhooks"),
     },
     PlannedSeries {
-        name: "parked",
+        name: "in_lanes",
         unit: "webhooks",
-        question: SeriesQuestion::ConsumerValue("spillway_consumer_parked_webhooks"),
+        question: SeriesQuestion::ConsumerValue("spillway_consumer_lane_webhooks"),
     },
     PlannedSeries {
         name: "dead_letters",

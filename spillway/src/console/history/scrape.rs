@@ -1,6 +1,6 @@
 //! Metrics that the processes serve at their admin addresses.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,11 +8,13 @@ use bytes::Bytes;
 use http::header::AUTHORIZATION;
 use http::{Request, StatusCode};
 use http_body_util::Full;
-use spillway_console::model::overview::ProcessOverview;
+use spillway_console::model::overview::{ProcessOverview, ProcessState};
 use tokio::time::timeout;
 
-use crate::http::HttpClient;
+use crate::http::{HttpAnswer, HttpClient};
 
+/// Process that every cell has, and of which no consumer's state tells.
+const EXPECTED: &str = "receiver";
 /// Time within which a process answers.
 const WITHIN: Duration = Duration::from_secs(2);
 /// Largest answer. There are series for each topic.
@@ -25,7 +27,9 @@ pub(super) struct Scraper {
     client: HttpClient,
     addresses: [(&'static str, String); 3],
     token_file: Option<PathBuf>,
-    /// Histograms of the last time, by the name of the process.
+    /// Processes that have answered.
+    seen: HashSet<&'static str>,
+    /// Histograms of the last time, by the name of the process. None of one that did not answer then.
     before: HashMap<&'static str, DelayBuckets>,
 }
 
@@ -36,10 +40,11 @@ struct DelayBuckets(Vec<(f64, f64)>);
 impl Scraper {
     /// A scraper of these addresses, which sends the first token of the file.
     pub(super) fn new(addresses: [(&'static str, String); 3], token_file: Option<PathBuf>) -> Self {
-        Self { client: HttpClient::plain(), addresses, token_file, before: HashMap::new() }
+        let client = HttpClient::plain();
+        Self { client, addresses, token_file, seen: HashSet::new(), before: HashMap::new() }
     }
 
-    /// Facts of the processes that answer.
+    /// Facts of the processes that answer, with those that answered once, and the one that is expected.
     pub(super) async fn processes(&mut self) -> Vec<ProcessOverview> {
         let mut found = Vec::new();
         // It is read again: the token may be another one by now.
@@ -48,17 +53,40 @@ impl Scraper {
         for (name, address) in self.addresses.clone() {
             let Some(request) = request(&address, token) else { continue };
             let asked = self.client.send_up_to(request, METRICS_BYTES_MAX);
-            let Ok(Ok(answer)) = timeout(WITHIN, asked).await else { continue };
-            if answer.status != StatusCode::OK {
-                continue;
-            }
-            let text = String::from_utf8_lossy(&answer.body);
-            let buckets = DelayBuckets::read(&text);
-            let before = self.before.insert(name, buckets.clone()).unwrap_or_default();
-            found.push(process(name, &text, &buckets.since(&before)));
+            let answer = timeout(WITHIN, asked).await.ok().and_then(Result::ok);
+            found.extend(self.note(name, answer.as_ref()));
         }
         found
     }
+
+    /// Facts of a process by its answer. `None`: there is nothing to say of it.
+    fn note(&mut self, name: &'static str, answer: Option<&HttpAnswer>) -> Option<ProcessOverview> {
+        let Some(answer) = answer else {
+            self.before.remove(name);
+            let state = match self.seen.contains(name) {
+                true => ProcessState::Away,
+                false => ProcessState::NotSeen,
+            };
+            let is_told = state == ProcessState::Away || name == EXPECTED;
+            return is_told.then(|| bare(name, state));
+        };
+        self.seen.insert(name);
+        if answer.status != StatusCode::OK {
+            // It is there, although it wants another token.
+            self.before.remove(name);
+            return Some(bare(name, ProcessState::Answers));
+        }
+        let text = String::from_utf8_lossy(&answer.body);
+        let buckets = DelayBuckets::read(&text);
+        let before = self.before.insert(name, buckets.clone());
+        let delays = before.map(|before| buckets.since(&before));
+        Some(process(name, &text, &delays.unwrap_or_default()))
+    }
+}
+
+/// A process without any numbers.
+fn bare(name: &str, state: ProcessState) -> ProcessOverview {
+    ProcessOverview { name: name.to_owned(), state, ..ProcessOverview::default() }
 }
 
 fn request(address: &str, token: Option<&str>) -> Option<Request<Full<Bytes>>> {
@@ -72,6 +100,7 @@ fn request(address: &str, token: Option<&str>) -> Option<Request<Full<Bytes>>> {
 fn process(name: &str, text: &str, delays: &DelayBuckets) -> ProcessOverview {
     ProcessOverview {
         name: name.to_owned(),
+        state: ProcessState::Answers,
         p50_seconds: delays.quantile(0.5),
         p99_seconds: delays.quantile(0.99),
         concurrency: gauge(text, "spillway_concurrency_in_use"),
@@ -113,7 +142,8 @@ impl DelayBuckets {
         Self(buckets)
     }
 
-    /// Observations since an earlier time. All of them, if the process was started again.
+    /// Observations since an earlier time. All of them, if counts went down: the process was started again. Before the first
+    /// observation, there are no buckets.
     fn since(&self, before: &Self) -> Self {
         let is_same = self.0.len() == before.0.len();
         let is_later = is_same && self.0.iter().zip(&before.0).all(|(now, then)| now.1 >= then.1);
@@ -163,6 +193,32 @@ mod tests {
         assert_eq!(found.p50_seconds, Some(0.1));
         let p99 = found.p99_seconds.expect("there are observations");
         assert!((0.19..0.2).contains(&p99), "{p99}");
+    }
+
+    fn answer(status: StatusCode, text: &str) -> HttpAnswer {
+        HttpAnswer { status, body: Bytes::copy_from_slice(text.as_bytes()) }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_answered_once_is_away_and_its_first_answer_has_no_quantile() {
+        let addresses = ["receiver", "downstreamer", "kafka-producer"];
+        let addresses = addresses.map(|name| (name, "127.0.0.1:1".to_owned()));
+        let mut scraper = Scraper::new(addresses, None);
+        let state = |found: Option<ProcessOverview>| found.map(|found| found.state);
+        assert_eq!(state(scraper.note("receiver", None)), Some(ProcessState::NotSeen));
+        assert_eq!(scraper.note("downstreamer", None), None, "its consumer tells");
+        let first = answer(StatusCode::OK, TEXT);
+        let found = scraper.note("downstreamer", Some(&first)).expect("it answers");
+        assert_eq!((found.p50_seconds, found.lanes_blocked), (None, Some(3.0)));
+        let more = TEXT.replace(" 100\n", " 200\n");
+        let found = scraper.note("downstreamer", Some(&answer(StatusCode::OK, &more)));
+        assert!(found.is_some_and(|found| found.p50_seconds.is_some()), "of the last seconds");
+        assert_eq!(state(scraper.note("downstreamer", None)), Some(ProcessState::Away));
+        let found = scraper.note("downstreamer", Some(&first)).expect("it is back");
+        assert_eq!((found.p50_seconds, found.state), (None, ProcessState::Answers));
+        let refused = answer(StatusCode::UNAUTHORIZED, "");
+        assert_eq!(state(scraper.note("receiver", Some(&refused))), Some(ProcessState::Answers));
+        assert_eq!(state(scraper.note("receiver", None)), Some(ProcessState::Away));
     }
 
     #[test]

@@ -4,15 +4,17 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spillway_console::ProblemDetails;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-/// Age up to which an answer is shown at once, while a new one is found.
-const STALE: Duration = Duration::from_secs(60);
-/// Time for which a request waits for the first answer.
+/// Times its `fresh` up to which an answer is shown at once, while a new one is found.
+const STALE: u32 = 2;
+/// Longest time for which an answer is new because it took so long.
+const SLOW_MAX: Duration = Duration::from_secs(30);
+/// Time for which a request waits for an answer.
 const WITHIN: Duration = Duration::from_secs(5);
 /// Questions whose answers are kept unless another number is given.
 const QUESTIONS_MAX: usize = 256;
@@ -33,7 +35,27 @@ struct KeptSlot<V> {
 
 struct KeptAnswer<V> {
     at: Instant,
+    /// Age up to which it is new.
+    fresh: Duration,
     answer: Result<Arc<V>, ProblemDetails>,
+}
+
+impl<V> KeptAnswer<V> {
+    /// An answer that is there now. One that took longer than it is new is new for as long as it took: else it would be old
+    /// before anybody comes again.
+    fn now(answer: Result<Arc<V>, ProblemDetails>, fresh: Duration, took: Duration) -> Self {
+        let fresh = if answer.is_ok() { fresh.max(took.min(SLOW_MAX)) } else { fresh };
+        Self { at: Instant::now(), fresh, answer }
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.at.elapsed() < self.fresh
+    }
+
+    /// True if it is good enough to be shown while a new one is found.
+    fn is_shown(&self) -> bool {
+        self.answer.is_ok() && self.at.elapsed() < self.fresh * STALE
+    }
 }
 
 impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
@@ -47,7 +69,8 @@ impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
         Self { fresh, room, slots: Mutex::new(HashMap::new()) }
     }
 
-    /// The answer to a question. `ask` finds it, in the background, unless there is a new one.
+    /// The answer to a question. `ask` finds it, in the background, unless there is a new one. An old one is shown only if
+    /// it is not much older; else this waits for the new one.
     pub(in crate::console) async fn get<F>(
         &self,
         question: K,
@@ -59,22 +82,21 @@ impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
         let slot = self.slot(question);
         let mut latest = slot.latest.subscribe();
         let known = latest.borrow_and_update().clone();
-        let is_fresh = known.as_ref().is_some_and(|known| known.at.elapsed() < self.fresh);
+        let is_fresh = known.as_ref().is_some_and(|known| known.is_fresh());
         if !is_fresh && !slot.is_asked.swap(true, Ordering::AcqRel) {
             let asked = ask();
+            let fresh = self.fresh;
             tokio::spawn(async move {
+                let began = Instant::now();
                 let answer = asked.await.map(Arc::new);
-                let answer = KeptAnswer { at: Instant::now(), answer };
+                let answer = KeptAnswer::now(answer, fresh, began.elapsed());
                 // Who sees the answer may ask again.
                 slot.is_asked.store(false, Ordering::Release);
                 slot.latest.send_replace(Some(Arc::new(answer)));
             });
         }
-        if let Some(known) = known {
-            let is_good = known.answer.is_ok() && known.at.elapsed() < STALE;
-            if is_fresh || is_good {
-                return known.answer.clone();
-            }
+        if let Some(known) = known.filter(|known| is_fresh || known.is_shown()) {
+            return known.answer.clone();
         }
         let waited = timeout(WITHIN, latest.changed()).await;
         let slow = || ProblemDetails::unavailable("this takes longer than usual: try again soon");
@@ -100,20 +122,46 @@ impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
 mod tests {
     use std::future::ready;
 
+    use tokio::task::yield_now;
+    use tokio::time::{advance, sleep};
+
     use super::*;
 
     #[tokio::test]
-    async fn a_new_answer_is_kept_and_an_old_one_is_shown_while_another_is_found() {
+    async fn a_new_answer_is_kept() {
         let kept = KeptAnswers::new(Duration::from_secs(3600));
         assert_eq!(*kept.get("a", || ready(Ok(1))).await.expect("the first"), 1);
         assert_eq!(*kept.get("a", || ready(Ok(2))).await.expect("kept"), 1);
         assert_eq!(*kept.get("b", || ready(Ok(3))).await.expect("another question"), 3);
-        let stale = KeptAnswers::new(Duration::ZERO);
-        assert_eq!(*stale.get("a", || ready(Ok(1))).await.expect("the first"), 1);
-        assert_eq!(*stale.get("a", || ready(Ok(2))).await.expect("at once"), 1);
-        while *stale.get("a", || ready(Ok(2))).await.expect("at once") != 2 {
-            tokio::task::yield_now().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_answer_is_shown_for_a_while_and_then_a_new_one_is_waited_for() {
+        let second = Duration::from_secs(1);
+        let kept = KeptAnswers::new(second);
+        assert_eq!(*kept.get("a", || ready(Ok(1))).await.expect("the first"), 1);
+        advance(second * 3 / 2).await;
+        assert_eq!(*kept.get("a", || ready(Ok(2))).await.expect("at once"), 1);
+        while *kept.get("a", || ready(Ok(2))).await.expect("at once") != 2 {
+            yield_now().await;
         }
+        advance(second * 2).await;
+        let found = kept.get("a", || ready(Ok(3))).await.expect("it is waited for");
+        assert_eq!(*found, 3, "two seconds are too old");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_takes_long_lasts_as_long() {
+        let kept = KeptAnswers::new(Duration::from_secs(1));
+        let ask = |number: u8| async move {
+            sleep(Duration::from_secs(4)).await;
+            Ok(number)
+        };
+        assert_eq!(*kept.get("a", || ask(1)).await.expect("the first"), 1);
+        advance(Duration::from_secs(3)).await;
+        assert_eq!(*kept.get("a", || ask(2)).await.expect("at once"), 1);
+        advance(Duration::from_secs(6)).await;
+        assert_eq!(*kept.get("a", || ask(3)).await.expect("it is waited for"), 3);
     }
 
     #[tokio::test]
