@@ -4,7 +4,14 @@
 -- KEYS  1 audit
 -- ARGV  1 record as JSON  2 id of the record that it replaces ('' = none)  3 number of records to keep
 --       4 milliseconds for which they are kept  5 hard bound of their number
--- Returns the id, or '' if the number of a day is beyond the hard bound. The end of a change is always written.
+-- Returns the id, or '' if the number of a day is beyond the hard bound. The end of a change is always written, and once:
+-- after a lost answer, the caller sends it again.
+if ARGV[2] ~= '' and #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2]) == 0 then
+  local last = redis.call('XREVRANGE', KEYS[1], '+', ARGV[2], 'COUNT', 1000)
+  for _, record in ipairs(last) do
+    if record[2][2] == ARGV[1] then return record[1] end
+  end
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local over = redis.call('XLEN', KEYS[1]) - ARGV[3]

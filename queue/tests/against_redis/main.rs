@@ -5,11 +5,13 @@
 //! with.
 
 mod append;
+mod audit;
 mod consumer;
 mod consumers;
 mod controls;
 mod dead;
 mod full;
+mod gaps;
 mod health;
 mod lanes;
 mod leader;
@@ -19,6 +21,7 @@ mod read;
 mod rebuild;
 mod replay;
 mod restore;
+mod rhythm;
 mod server;
 mod settle;
 mod shares;
