@@ -255,7 +255,7 @@ async fn by_hand(
         let text = order.to_json();
         let note = note_by_hand(&purge.redis, &mut purge.connection, number, &text).await?;
         let ended = carry_out(purge, order, Some(note), output).await?;
-        Ok((ended, 1))
+        Ok((ended, 1_u64))
     })
     .await
 }
