@@ -24,6 +24,9 @@ const END_PAUSES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(500), Duration::from_secs(2)];
 /// Time for an answer on a new connection.
 const RECONNECT: Duration = Duration::from_secs(5);
+/// Pause between two looks for old records, and after one that failed.
+const TRIM_EVERY: Duration = Duration::from_secs(3600);
+const TRIM_AGAIN: Duration = Duration::from_secs(60);
 /// Time for which records are kept.
 pub(crate) const KEEP_DEFAULT: &str = "365d";
 /// Shortest and longest time for which they may be kept. A change can't delete the records of the day before.
@@ -123,6 +126,31 @@ pub(crate) fn open(redis: Redis) -> Result<Audit, Failure> {
     let KeepSetting { keep, is_set } = keep_setting()?;
     let audit = Audit::new(redis, keep);
     Ok(if is_set { audit.with_set_keep() } else { audit })
+}
+
+/// The audit of a cell, whose records are kept for this time.
+pub(crate) fn open_for(redis: &Redis, keep: Duration) -> Audit {
+    Audit::new(redis.clone(), keep)
+}
+
+/// Deletes records that are older than they are kept, so that a cell in which nobody changes anything forgets, too.
+pub(crate) async fn trim(cell: &CellArgs) -> Result<u64, Failure> {
+    let (redis, mut connection) = cell.connect().await?;
+    Ok(open(redis)?.trim(&mut connection).await?)
+}
+
+/// Does the same each hour. The first time is at once: from then on, others know for how long we keep records.
+pub(crate) async fn keep_trimmed(cell: &CellArgs) {
+    loop {
+        let pause = match trim(cell).await {
+            Ok(_) => TRIM_EVERY,
+            Err(failure) => {
+                tracing::debug!(%failure, "the audit is not trimmed now");
+                TRIM_AGAIN
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
 }
 
 fn keep_setting() -> Result<KeepSetting, Failure> {

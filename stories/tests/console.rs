@@ -24,7 +24,7 @@ const PERSONAL: &str = "the permission to see personal data";
 const OPERATOR: &str = "the role operator";
 
 /// Routes that are not in the API's document, with what they need.
-const PAGES: [(&str, &str, &str); 27] = [
+const PAGES: [(&str, &str, &str); 28] = [
     ("GET", "/", VIEWER),
     ("GET", "/lanes", VIEWER),
     ("GET", "/webhooks", SUPPORT),
@@ -35,6 +35,7 @@ const PAGES: [(&str, &str, &str); 27] = [
     ("GET", "/shops", VIEWER),
     ("GET", "/shops/{shop}", VIEWER),
     ("GET", "/audit", SUPPORT),
+    ("GET", "/audit.csv", SUPPORT),
     ("GET", "/doctor", VIEWER),
     ("GET", "/gaps", SUPPORT),
     ("GET", "/gaps.csv", SUPPORT),

@@ -23,6 +23,7 @@ mod console_api;
 mod console_audit;
 mod console_browser;
 mod console_hostile;
+mod console_looks;
 mod console_scale;
 mod crash;
 mod dead;
