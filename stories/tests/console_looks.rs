@@ -36,8 +36,8 @@ async fn those_who_read_a_body_are_in_the_audit() {
     let listed = pia.json("/api/v1/webhooks?consumer=http").await;
     let waits = listed["webhooks"].as_array().expect("webhooks").iter();
     let waits = waits.filter(|one| one["webhook_id"] == waiting[0].as_str());
-    let waits = waits.map(|one| one["spillway_id"].as_str().expect("an id").to_owned());
-    let waits = waits.last().expect("it waits");
+    let mut waits = waits.map(|one| one["spillway_id"].as_str().expect("an id").to_owned());
+    let waits = waits.next().expect("it waits");
     for _ in 0..3 {
         pia.json(&format!("/api/v1/dead/{id}/content")).await;
         pia.json(&format!("/api/v1/webhooks/{waits}/content")).await;

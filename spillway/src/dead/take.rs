@@ -234,7 +234,8 @@ pub(crate) async fn take_letters(
 
 /// Token that Ctrl-C or SIGTERM cancels, so that the number of those that were taken is recorded.
 fn on_signal() -> Result<CancellationToken, Failure> {
-    let problem = |error| Failure::Failed(format!("cannot handle signals: {error}"));
+    let problem =
+        |error: std::io::Error| Failure::Failed(format!("cannot handle signals: {error}"));
     shutdown::on_signal().map_err(problem)
 }
 
