@@ -110,6 +110,7 @@ async fn keep_for(
     keep: Duration,
     confirmation: Confirmation,
 ) -> Result<ExitCode, Failure> {
+    audited::ensure_not_longer(keep)?;
     let (redis, mut connection) = place.connect().await?;
     let audit = audited::open(redis.clone())?;
     let before = humantime::format_duration(audit.kept(&mut connection).await?);

@@ -128,6 +128,16 @@ pub(crate) fn open(redis: Redis) -> Result<Audit, Failure> {
     Ok(if is_set { audit.with_set_keep() } else { audit })
 }
 
+/// Checks that this process is not set to a longer time: it would set that again with its next record.
+pub(crate) fn ensure_not_longer(keep: Duration) -> Result<(), Failure> {
+    let setting = keep_setting()?;
+    if setting.is_set && setting.keep > keep {
+        let told = "AUDIT_KEEP is longer than that: set it to this time for all processes first";
+        return Err(Failure::Usage(told.to_owned()));
+    }
+    Ok(())
+}
+
 /// The audit of a cell, whose records are kept for this time.
 pub(crate) fn open_for(redis: &Redis, keep: Duration) -> Audit {
     Audit::new(redis.clone(), keep)

@@ -169,6 +169,8 @@ async fn a_quiet_cell_forgets_who_did_what() {
     write(&format!("{}-0", time.0 * 1000 - two_years_ms)).await;
     office.told(&["forget", "--due"]).await;
     assert_eq!(office.redis.stream_len(audit).await, 1);
+    let longer = office.cell.run("spillway", &["audit", "--keep", "30d", "--yes"], &settings).await;
+    assert_eq!(longer.status.code(), Some(64), "AUDIT_KEEP is longer: {longer:?}");
     let told = office.told(&["audit", "--keep", "30d"]).await;
     assert!(told.contains("dry run"), "{told}");
     office.told(&["audit", "--keep", "30d", "--yes"]).await;
