@@ -90,6 +90,11 @@ impl Keys {
         format!("{}audit", self.prefix)
     }
 
+    /// Hash with the time for which records of the audit are kept: `ms`.
+    pub fn audit_keep(&self) -> String {
+        format!("{}audit:keep", self.prefix)
+    }
+
     /// Stream of notes about webhooks that may be missing: field `g` holds one as JSON, as described in
     /// [`crate::gaps`].
     pub fn gaps(&self) -> String {

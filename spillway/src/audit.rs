@@ -1,30 +1,32 @@
-//! `spillway audit`: who changed what, when and how many.
+//! `spillway audit`: who changed what, when and how many, and who looked at personal data.
+//!
+//! [`search`] finds records, and [`lines`] shows them. Both know no command line.
+
+mod lines;
+mod search;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use spillway_console::model::audit::{AuditLine, AuditList, AuditQuery};
-use spillway_process::settings::parse_duration;
-use spillway_queue::Connection;
-use spillway_queue::audit::{Audit, AuditEnd, AuditRecord, AuditWay};
+use spillway_console::model::audit::{AuditList, AuditQuery};
 use spillway_webhook::StreamId;
-use spillway_webhook::freshness::rfc3339;
 
-use crate::audited;
+use crate::audited::{self, Actor, ChangeOrder, audited};
+use crate::consent::{Confirmation, dry_run};
 use crate::failure::Failure;
+use crate::filter::moment_ms;
 use crate::format::OutputArgs;
 use crate::out::{line, now_ms, table};
 use crate::place::CellArgs;
+use lines::{HEADER, csv_header, csv_line, json_of, line_of, row};
+use search::AuditSearch;
 
-/// Records that are read by one command of Redis.
-const READ_AT_ONCE: usize = 500;
-/// Records that one page looks at. It may find fewer, or none, and has a cursor to go on.
-const LOOKED_AT_MAX: usize = 5_000;
 /// Records of a page of the console, and the most that it may ask for.
 const PAGE: u32 = 50;
 const PAGE_MAX: u32 = 200;
-const HEADER: [&str; 7] = ["BEGAN", "WHO", "BY", "VERB", "CONSUMER", "FILTER", "END"];
+/// Records of one CSV file of the console, which is made in memory: some 15 MB.
+const CSV_MAX: usize = 50_000;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -34,59 +36,67 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     output: OutputArgs,
 
-    /// Only changes of this time up to now, such as 24h
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    since: Option<Duration>,
+    /// Only changes that began at or after this RFC 3339 time, or this long ago, such as 24h
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+
+    /// Only changes that began at or before this RFC 3339 time, or this long ago
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
 
     /// Only changes by this user, API token (token:NAME) or user of a machine
     #[arg(long, value_name = "NAME")]
     actor: Option<String>,
 
-    /// Only changes by this command, such as 'dead replay'
+    /// Only changes by this command, such as 'dead replay'; 'read content' for looks at headers and bodies
     #[arg(long)]
     verb: Option<String>,
-}
 
-/// Records to look for.
-#[derive(Debug)]
-struct AuditSearch<'a> {
-    actor: Option<&'a str>,
-    verb: Option<&'a str>,
-    /// Earliest time at which a change began.
-    since_ms: u64,
-}
+    /// Print comma-separated values: began, who, by, verb, consumer, filter, outcome, number, reason
+    #[arg(long)]
+    csv: bool,
 
-/// Records that were found, newest first.
-struct FoundRecords {
-    records: Vec<AuditRecord>,
-    /// The last record that was looked at, if there may be more.
-    next: Option<StreamId>,
+    /// Keep records for this time from now on, and delete older ones, also if AUDIT_KEEP was longer somewhere; needs --yes
+    #[arg(long, value_name = "DURATION", value_parser = audited::parse_keep,
+        conflicts_with_all = ["since", "until", "actor", "verb", "csv"])]
+    keep: Option<Duration>,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 /// Runs `spillway audit`: newest first.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place, output, since, actor, verb } = arguments;
+    let Arguments { place, output, since, until, actor, verb, csv, keep, confirmation } = arguments;
+    if let Some(keep) = keep {
+        return keep_for(&place, keep, confirmation).await;
+    }
+    if confirmation.yes {
+        return Err(Failure::Usage("--yes goes with --keep: leave it out".to_owned()));
+    }
+    let query = AuditQuery { actor, verb, since, until, after: None, limit: None };
+    let search = search_of(&query, ["--since", "--until"])?;
     let (redis, mut connection) = place.connect().await?;
-    let audit = Audit::new(redis, audited::keep()?);
-    let since_ms = since.map_or(0, |since| {
-        now_ms().saturating_sub(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-    });
-    let search = AuditSearch { actor: actor.as_deref(), verb: verb.as_deref(), since_ms };
+    let audit = audited::open(redis)?;
+    if csv {
+        line(csv_header())?;
+    }
     let mut rows = Vec::new();
     let mut after = None;
     loop {
         let found = search.page(&audit, &mut connection, after, usize::MAX).await?;
         let mut lines = found.records.into_iter().map(line_of);
-        match output.is_json() {
-            true => lines.try_for_each(|record| line(json_of(&record)))?,
-            false => rows.extend(lines.map(row)),
+        match (csv, output.is_json()) {
+            (true, _) => lines.try_for_each(|record| line(csv_line(&record)))?,
+            (false, true) => lines.try_for_each(|record| line(json_of(&record)))?,
+            (false, false) => rows.extend(lines.map(row)),
         }
         after = found.next;
         if after.is_none() {
             break;
         }
     }
-    match (output.is_json(), rows.is_empty()) {
+    match (csv || output.is_json(), rows.is_empty()) {
         (true, _) => {}
         (false, true) => line("no change is on record")?,
         (false, false) => line(table(&HEADER, rows))?,
@@ -94,151 +104,136 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Sets the time for which records are kept, also to a shorter one.
+async fn keep_for(
+    place: &CellArgs,
+    keep: Duration,
+    confirmation: Confirmation,
+) -> Result<ExitCode, Failure> {
+    audited::ensure_not_longer(keep)?;
+    let (redis, mut connection) = place.connect().await?;
+    let audit = audited::open(redis.clone())?;
+    let before = humantime::format_duration(audit.kept(&mut connection).await?);
+    let now = humantime::format_duration(keep);
+    if !confirmation.yes {
+        let effect = format!("records would be kept for {now} in place of {before}");
+        line(dry_run(&effect, "set it"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let filter = format!("records kept for {now} in place of {before}");
+    let change = ChangeOrder { verb: "audit --keep", consumer: String::new(), filter };
+    let asked = connection.clone();
+    let deleted = audited(&redis, &asked, &Actor::of_command(), change, async {
+        let deleted = audited::open_for(&redis, keep).set_keep(&mut connection).await?;
+        Ok((deleted, deleted))
+    })
+    .await?;
+    line(format_args!("records are kept for {now}; {deleted} older ones were deleted"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// A page of records for the console, newest first.
 pub(crate) async fn find(cell: &CellArgs, query: &AuditQuery) -> Result<AuditList, Failure> {
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    let after = given(&query.after).map(|text| text.parse::<StreamId>()).transpose();
+    let after = given(query.after.as_ref()).map(str::parse::<StreamId>).transpose();
     let after = after.map_err(|error| Failure::Usage(format!("after: {error}")))?;
     let limit = query.limit.unwrap_or(PAGE).clamp(1, PAGE_MAX);
-    let actor = given(&query.actor);
-    let verb = given(&query.verb);
-    let search = AuditSearch { actor: actor.as_deref(), verb: verb.as_deref(), since_ms: 0 };
+    let search = search_of(query, ["since", "until"])?;
     let (redis, mut connection) = cell.connect().await?;
-    let audit = Audit::new(redis, audited::keep()?);
+    let audit = audited::open(redis)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let found = search.page(&audit, &mut connection, after, limit).await?;
     let records = found.records.into_iter().map(line_of).collect();
     Ok(AuditList { records, next: found.next.map(|id| id.to_string()) })
 }
 
-impl AuditSearch<'_> {
-    /// Finds up to `limit` records, and looks at a bounded number.
-    async fn page(
-        &self,
-        audit: &Audit,
-        connection: &mut Connection,
-        after: Option<StreamId>,
-        limit: usize,
-    ) -> Result<FoundRecords, Failure> {
-        let mut found = FoundRecords { records: Vec::new(), next: after };
-        let mut looked_at = 0;
-        while looked_at < LOOKED_AT_MAX {
-            let page = audit.page(connection, found.next, READ_AT_ONCE).await?;
-            let is_last = page.len() < READ_AT_ONCE;
-            looked_at += page.len();
-            for record in page {
-                // Ids are of the end, so a record that is as old began before that.
-                if record.id.ms < self.since_ms {
-                    return Ok(FoundRecords { next: None, ..found });
-                }
-                found.next = Some(record.id);
-                if self.is_meant(&record) {
-                    found.records.push(record);
-                }
-                if found.records.len() >= limit {
-                    return Ok(found);
-                }
-            }
-            if is_last {
-                return Ok(FoundRecords { next: None, ..found });
-            }
+/// All records of a query, whatever its limit, as comma-separated values.
+pub(crate) async fn csv_of(cell: &CellArgs, query: &AuditQuery) -> Result<String, Failure> {
+    let search = search_of(query, ["since", "until"])?;
+    let (redis, mut connection) = cell.connect().await?;
+    let audit = audited::open(redis)?;
+    let mut text = csv_header() + "\r\n";
+    let mut number = 0;
+    let mut after = None;
+    loop {
+        let found = search.page(&audit, &mut connection, after, CSV_MAX + 1).await?;
+        number += found.records.len();
+        if number > CSV_MAX {
+            return Err(Failure::Usage(format!(
+                "more than {CSV_MAX} records match: give since and until, and download them in parts; spillway audit \
+                 --csv has no bound"
+            )));
         }
-        Ok(found)
-    }
-
-    fn is_meant(&self, record: &AuditRecord) -> bool {
-        record.began_ms >= self.since_ms
-            && self.actor.is_none_or(|actor| record.change.actor == actor)
-            && self.verb.is_none_or(|verb| record.change.verb == verb)
+        for record in found.records.into_iter().map(line_of) {
+            text.push_str(&csv_line(&record));
+            text.push_str("\r\n");
+        }
+        after = found.next;
+        if after.is_none() {
+            return Ok(text);
+        }
     }
 }
 
-fn line_of(record: AuditRecord) -> AuditLine {
-    let AuditRecord { id, change, began_ms, end } = record;
-    let (count, failure) = match end {
-        None => (None, None),
-        Some(AuditEnd::Done(count)) => (Some(count), None),
-        Some(AuditEnd::Failed(reason)) => (None, Some(reason)),
+/// The search of a query. `names` are those of its times.
+fn search_of<'a>(query: &'a AuditQuery, names: [&str; 2]) -> Result<AuditSearch<'a>, Failure> {
+    let now = now_ms();
+    let [since, until] = names;
+    let moment = |name: &str, text: Option<&String>| {
+        given(text).map(|text| moment_ms(name, text, now)).transpose()
     };
-    AuditLine {
-        id: id.to_string(),
-        began_ms,
-        actor: change.actor,
-        way: way(change.way).to_owned(),
-        verb: change.verb,
-        consumer: change.consumer,
-        filter: change.filter,
-        count,
-        failure,
-    }
+    Ok(AuditSearch {
+        actor: given(query.actor.as_ref()),
+        verb: given(query.verb.as_ref()),
+        since_ms: moment(since, query.since.as_ref())?.unwrap_or(0),
+        until_ms: moment(until, query.until.as_ref())?.unwrap_or(u64::MAX),
+    })
 }
 
-fn way(way: AuditWay) -> &'static str {
-    match way {
-        AuditWay::Cli => "cli",
-        AuditWay::Api => "api",
-        AuditWay::Console => "console",
-    }
-}
-
-fn json_of(record: &AuditLine) -> String {
-    let mut value = serde_json::to_value(record).expect("BUG: a record is JSON");
-    value["began_at"] = rfc3339(record.began_ms).into();
-    value.to_string()
-}
-
-fn row(record: AuditLine) -> [String; 7] {
-    let end = match (record.count, record.failure) {
-        (Some(count), _) => count.to_string(),
-        (None, Some(reason)) => format!("failed: {reason}"),
-        (None, None) => "no end".to_owned(),
-    };
-    let began = rfc3339(record.began_ms);
-    [began, record.actor, record.way, record.verb, record.consumer, record.filter, end]
+/// A value of a query. An empty one, as that of an empty field of a form, is none.
+fn given(text: Option<&String>) -> Option<&str> {
+    text.map(|text| text.trim()).filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
-    use spillway_queue::audit::AuditedChange;
+    use clap::Parser;
 
     use super::*;
 
-    fn record(actor: &str, verb: &str, end: Option<AuditEnd>) -> AuditRecord {
-        let change = AuditedChange {
-            actor: actor.to_owned(),
-            way: AuditWay::Api,
-            verb: verb.to_owned(),
-            consumer: "http".to_owned(),
-            filter: "shop a.myshopify.com".to_owned(),
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        audit: Arguments,
+    }
+
+    #[test]
+    fn times_are_durations_or_moments_and_an_empty_field_is_none() {
+        let query = |since: &str, until: &str| AuditQuery {
+            since: Some(since.to_owned()),
+            until: Some(until.to_owned()),
+            ..AuditQuery::default()
         };
-        AuditRecord { id: StreamId { ms: 9, seq: 0 }, change, began_ms: 7, end }
+        let times = |since: &str, until: &str| {
+            let query = query(since, until);
+            let found = search_of(&query, ["--since", "--until"]);
+            found.map(|search| [search.since_ms, search.until_ms]).map_err(|told| told.to_string())
+        };
+        assert_eq!(times("", " "), Ok([0, u64::MAX]));
+        let moments = times("1970-01-01T00:00:01Z", "1970-01-01T00:00:02Z");
+        assert_eq!(moments, Ok([1_000, 2_000]));
+        let [since, _] = times("24h", "").expect("a duration");
+        assert!(now_ms() - since >= 24 * 3_600_000);
+        assert!(times("yesterday", "").is_err_and(|told| told.contains("--since")));
     }
 
     #[test]
-    fn records_are_found_by_who_and_what_and_when() {
-        let record = record("mia", "dead replay", None);
-        let is_found =
-            |actor, verb, since_ms| AuditSearch { actor, verb, since_ms }.is_meant(&record);
-        assert!(is_found(None, None, 0) && is_found(Some("mia"), Some("dead replay"), 7));
-        assert!(!is_found(Some("leo"), None, 0) && !is_found(None, Some("dead"), 0));
-        assert!(!is_found(None, None, 8), "it began before");
-    }
-
-    #[test]
-    fn an_end_is_a_count_or_a_reason_or_missing() {
-        let end = |end| row(line_of(record("mia", "pause", end)))[6].clone();
-        assert_eq!(end(Some(AuditEnd::Done(3))), "3");
-        assert_eq!(
-            end(Some(AuditEnd::Failed("redis is full".to_owned()))),
-            "failed: redis is full"
-        );
-        assert_eq!(end(None), "no end");
-        let json = json_of(&line_of(record("mia", "pause", Some(AuditEnd::Done(3)))));
-        let value: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-        assert_eq!(
-            (&value["actor"], &value["way"], &value["count"]),
-            (&"mia".into(), &"api".into(), &3.into())
-        );
-        assert_eq!(value["began_at"], "1970-01-01T00:00:00.007Z");
+    fn a_time_to_keep_records_is_set_alone() {
+        let parsed = |flags: &[&str]| Command::try_parse_from([&["x"], flags].concat());
+        let keep = parsed(&["--keep", "30d", "--yes"]).expect("good flags").audit.keep;
+        assert_eq!(keep, Some(Duration::from_secs(30 * 86_400)));
+        for wrong in [&["--keep", "1h"][..], &["--keep", "30d", "--since", "1d"]] {
+            assert!(parsed(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(parsed(&["--since", "2026-01-01T00:00:00Z", "--csv"]).is_ok());
     }
 }

@@ -20,6 +20,7 @@ mod report;
 mod spill;
 mod waiting;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -37,7 +38,7 @@ use spillway_webhook::redaction::{Person, is_email, is_phone};
 use self::hand::HandOrder;
 use self::order::{PurgeOrder, PurgeOrders};
 use self::purge::{PurgePlace, PurgeReach};
-use crate::audited::{Actor, ChangeOrder, audited};
+use crate::audited::{self, Actor, ChangeOrder, audited};
 use crate::consent::Confirmation;
 use crate::failure::Failure;
 use crate::filter;
@@ -221,6 +222,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         return due::run_all(every, async || {
             let archive = archive.clone();
             let spill_dir = spill_dir.clone();
+            if !dry_run {
+                trim_audit(&place).await;
+            }
             let mut purge =
                 PurgePlace::open(place.clone(), archive, spill_dir, reach.clone()).await?;
             due::run(&mut purge, redact_within, dry_run, output).await
@@ -231,6 +235,14 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let (app, person) = person.split()?;
     let order = HandOrder { shop, app, person, through: newest(&mut purge).await? };
     by_hand(&mut purge, &order, confirmation.yes, output).await
+}
+
+/// Has the audit forget what is old. A purge is more urgent: if that fails, it is only a warning.
+async fn trim_audit(place: &CellArgs) {
+    if let Err(failure) = audited::trim(place).await {
+        // Unlike `eprintln!`, it does not panic.
+        writeln!(std::io::stderr(), "spillway: old records of the audit stay: {failure}").ok();
+    }
 }
 
 /// Carries out an order by hand. It is noted first: `--due` finishes a purge that is cut off.
@@ -255,7 +267,7 @@ async fn by_hand(
         let text = order.to_json();
         let note = note_by_hand(&purge.redis, &mut purge.connection, number, &text).await?;
         let ended = carry_out(purge, order, Some(note), output).await?;
-        Ok((ended, 1))
+        Ok((ended, 1_u64))
     })
     .await
 }

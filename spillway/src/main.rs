@@ -9,6 +9,7 @@ mod config;
 mod consent;
 mod console;
 mod consumers;
+mod csv;
 mod dead;
 mod dev;
 mod doctor;

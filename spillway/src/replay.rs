@@ -25,6 +25,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use spillway_archive::args::ArchiveArgs;
+use spillway_queue::audit::AuditEnd;
 use spillway_queue::replay::{ReplayFeed, ReplayRefusal};
 use spillway_webhook::fingerprint::SetDigest;
 use spillway_webhook::freshness::rfc3339;
@@ -200,9 +201,9 @@ async fn start(cell: &CellArgs, actor: &Actor, planned: PlannedReplay) -> Result
         let started =
             link.patiently(async |connection| feed.start(connection, &json, first).await).await?;
         started.map_err(refused)?;
-        let webhooks = plan.webhooks;
+        let planned = AuditEnd::Planned(plan.webhooks);
         let feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
-        Ok((feeding, webhooks))
+        Ok((feeding, planned))
     })
     .await
 }
@@ -255,9 +256,9 @@ async fn resume(
     let (redis, audit) = place.cell.connect().await?;
     let change = change("replay resume", &consumer, replay_filter(&spec));
     let mut feeding = audited(&redis, &audit, &Actor::of_command(), change, async {
-        let webhooks = plan.webhooks;
+        let planned = AuditEnd::Planned(plan.webhooks);
         let feeding = Feeding::begin(archive, link, feed, spec, plan, skips).await?;
-        Ok((feeding, webhooks))
+        Ok((feeding, planned))
     })
     .await?;
     feeding.run(output).await

@@ -133,7 +133,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         // Somebody may have begun just before.
         target = RestoreTarget::look(target.redis.clone(), &mut connection).await?;
         restore(&arguments, &target, Some(&hold)).await?;
-        Ok(((), 1))
+        Ok(((), 1_u64))
     });
     let restored = restored.await;
     if restored.is_err() && hold.is_new {

@@ -35,7 +35,7 @@ const SHOWING: [&str; 11] = [
     "/webhooks/{id}/content",
 ];
 /// Views that show none, or only by chance.
-const PLAIN: [&str; 6] = ["/", "/archive", "/demo", "/doctor", "/gaps.csv", "/login"];
+const PLAIN: [&str; 7] = ["/", "/archive", "/audit.csv", "/demo", "/doctor", "/gaps.csv", "/login"];
 /// Elements that pages are made of. None of the corpus is among them, except `<div>`, `<a>` and
 /// `<form>`, whose attributes are looked at.
 const ELEMENTS: &str = "a abbr article aside body br button caption code dd details div dl dt em fieldset figcaption figure \

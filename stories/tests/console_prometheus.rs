@@ -91,7 +91,7 @@ async fn the_curves_are_those_in_memory_and_outlive_the_console() {
         ("memory_bytes", ""),
         ("settled_per_second", "http"),
         ("waiting", "http"),
-        ("parked", "http"),
+        ("in_lanes", "http"),
         ("dead_letters", "http"),
         ("oldest_seconds", "http"),
         ("p99_seconds", "downstreamer"),

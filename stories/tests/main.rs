@@ -25,6 +25,7 @@ mod console_audit_ends;
 mod console_browser;
 mod console_cancel;
 mod console_hostile;
+mod console_looks;
 mod console_prometheus;
 mod console_routes;
 mod console_scale;

@@ -1,4 +1,4 @@
-//! The audit: who changed what.
+//! The audit: who changed what, and who looked at personal data.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,12 @@ pub struct AuditQuery {
     /// Changes by this command, such as `dead replay`.
     #[serde(default)]
     pub verb: Option<String>,
+    /// Changes that began at or after this time, RFC 3339 or how long ago.
+    #[serde(default)]
+    pub since: Option<String>,
+    /// Changes that began at or before this time, RFC 3339 or how long ago.
+    #[serde(default)]
+    pub until: Option<String>,
     /// Cursor of the page before.
     #[serde(default)]
     pub after: Option<String>,
@@ -29,7 +35,7 @@ pub struct AuditList {
     pub next: Option<String>,
 }
 
-/// Record of one change.
+/// Record of one change or one look.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct AuditLine {
     /// Id of the record.
@@ -46,7 +52,11 @@ pub struct AuditLine {
     pub consumer: String,
     /// Webhooks that were meant, in words.
     pub filter: String,
-    /// Number that was changed, once it is made.
+    /// End: `done`; `ordered`, which the consumer carries out; `planned`, a replay that was begun; `stopped` or `failed`.
+    /// None while it is under way, and if it was cut off.
+    pub outcome: Option<String>,
+    /// Number of webhooks or pauses that were done or ordered; `planned`: the most that it may become; `failed`: at least,
+    /// if it is known.
     pub count: Option<u64>,
     /// Reason why it failed.
     pub failure: Option<String>,

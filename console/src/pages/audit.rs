@@ -9,6 +9,9 @@ use super::parts::{StateLevel, TableColumn, field, list, pager, state};
 use crate::access::Caller;
 use crate::model::audit::{AuditLine, AuditList, AuditQuery};
 
+/// Path of the same records as CSV.
+const CSV: &str = "/audit.csv";
+
 const COLUMNS: [TableColumn<'static>; 7] = [
     TableColumn::text("Began"),
     TableColumn::text("Who"),
@@ -25,15 +28,23 @@ pub fn page(caller: &Caller, audit: &AuditList, query: &AuditQuery) -> Markup {
     ConsoleView::Audit.page(
         caller,
         &html! {
-            p { "Every change of the cell, by the console, the API or the command. Looks are not recorded." }
+            p {
+                "Every change of the cell, by the console, the API or the command, and every look at the headers and the "
+                "body of a webhook (read content). Other looks are not recorded."
+            }
             form.filter method="get" action="/audit" role="search" aria-label="Filter of the audit" {
                 (field("filter", "actor", "Who", query.actor.as_deref(), "mia"))
                 (field("filter", "verb", "Command", query.verb.as_deref(), "dead replay"))
+                (field("filter", "since", "Since", query.since.as_deref(), "7d"))
+                (field("filter", "until", "Until", query.until.as_deref(), "2026-01-31T12:00:00Z"))
                 button type="submit" { "Show" }
             }
             @if rows.is_empty() && audit.next.is_none() {
                 p.notice { "No record matches." }
             } @else {
+                p { a.button href=(links::with_query(CSV, query, &[("after", ""), ("limit", "")])) download {
+                    "Download as CSV"
+                } }
                 (list("Changes, the newest first. Times are in UTC", &COLUMNS, &rows))
             }
             (pager("/audit", query, audit.next.as_deref(), rows.is_empty()))
@@ -59,9 +70,10 @@ fn row(query: &AuditQuery, line: &AuditLine) -> Vec<Markup> {
 }
 
 fn end(line: &AuditLine) -> Markup {
-    match (&line.failure, line.count) {
+    match (&line.failure, line.outcome.as_deref()) {
         (Some(failure), _) => html! { (state(StateLevel::Bad, "failed")) " " (failure) },
-        (None, Some(_)) => state(StateLevel::Ok, "done"),
+        (None, Some("stopped")) => state(StateLevel::Warning, "stopped"),
+        (None, Some(made)) => state(StateLevel::Ok, made),
         (None, None) => state(StateLevel::Warning, "under way, or cut off"),
     }
 }
@@ -82,15 +94,23 @@ mod tests {
             verb: hostile(),
             consumer: hostile(),
             filter: hostile(),
+            outcome: Some(hostile()),
             count: None,
             failure: Some(hostile()),
         };
         let done = AuditLine { count: Some(1_234), failure: None, ..failed.clone() };
-        let begun = AuditLine { count: None, ..done.clone() };
-        let audit = AuditList { records: vec![failed, done, begun], next: Some(hostile()) };
-        let query = AuditQuery { actor: Some(hostile()), ..AuditQuery::default() };
+        let begun = AuditLine { count: None, outcome: None, ..done.clone() };
+        let stopped = AuditLine { outcome: Some("stopped".to_owned()), ..done.clone() };
+        let records = vec![failed, done, begun, stopped];
+        let audit = AuditList { records, next: Some(hostile()) };
+        let query = AuditQuery {
+            actor: Some(hostile()),
+            since: Some("7d".to_owned()),
+            after: Some("7".to_owned()),
+            ..AuditQuery::default()
+        };
         let text = page(&caller(Role::Support), &audit, &query).into_string();
-        for shown in ["failed", "1,234", "under way", "/audit?"] {
+        for shown in ["failed", "1,234", "under way", "stopped", "/audit?", "/audit.csv?"] {
             assert!(text.contains(shown), "{shown} is missing: {text}");
         }
         assert_hygiene(&text);

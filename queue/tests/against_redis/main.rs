@@ -6,6 +6,7 @@
 
 mod append;
 mod audit;
+mod audit_keep;
 mod consumer;
 mod consumers;
 mod controls;

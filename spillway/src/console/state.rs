@@ -9,6 +9,7 @@ use super::history::{HistoryArgs, MetricStore};
 use super::jobs::Jobs;
 use super::links::CellLinks;
 use super::overview::OverviewFeed;
+use crate::audited;
 use crate::place::CellArgs;
 
 /// State as the handlers get it.
@@ -54,10 +55,11 @@ impl Console {
         Self { prometheus, ..self }
     }
 
-    /// Looks at the cell, and keeps its metrics, until the process stops.
+    /// Looks at the cell, keeps its metrics, and has the audit forget what is old, until the process stops.
     pub(super) async fn observe(&self) {
         let looking = self.overview.run(&self.place);
         let keeping = self.history.run(&self.overview, &self.parts);
-        self.stop.run_until_cancelled(async { tokio::join!(looking, keeping) }).await;
+        let trimming = audited::keep_trimmed(&self.place);
+        self.stop.run_until_cancelled(async { tokio::join!(looking, keeping, trimming) }).await;
     }
 }

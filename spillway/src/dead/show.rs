@@ -12,6 +12,7 @@ use super::filter::DeadFilter;
 use super::list::status;
 use super::walk::Walk;
 use super::{absent, reason};
+use crate::audited::{Actor, note_look};
 use crate::failure::Failure;
 use crate::out::{line, printable, table};
 use crate::place::CellArgs;
@@ -33,6 +34,7 @@ pub(super) async fn run(
         return Err(corrupt(&"it is empty"));
     }
     let record = pack.record(0);
+    note_look(place, &Actor::of_command(), Some(consumer), &letter.webhook).await?;
     if body_only {
         let mut output = std::io::stdout();
         output.write_all(&record.body)?;

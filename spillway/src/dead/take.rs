@@ -2,18 +2,21 @@
 //! Each step takes a small batch, so no step blocks Redis for long and an interrupted command
 //! leaves a consistent state.
 
-use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use spillway_process::shutdown;
+use spillway_queue::audit::AuditEnd;
 use spillway_queue::dead::{Take, take};
 use spillway_webhook::fingerprint::SetDigest;
 use spillway_webhook::{StreamId, WebhookId};
+use tokio::time::sleep_until;
+use tokio_util::sync::CancellationToken;
 
 use super::absent;
 use super::filter::{DeadFilter, WrittenFilter, told_ids};
 use super::walk::Walk;
-use crate::audited::{Actor, ChangeOrder, audited};
+use crate::audited::{Actor, ChangeCount, ChangeOrder, audited};
 use crate::consent::{Confirmation, Consent, dry_run};
 use crate::failure::Failure;
 use crate::filter::FILTERS;
@@ -66,6 +69,17 @@ pub(crate) struct TakeOrder {
     pub filter: String,
     /// Number per second; `None`: as fast as they are taken.
     pub rate: Option<u32>,
+    /// Cancelled to stop between two batches.
+    pub stop: CancellationToken,
+}
+
+/// Dead letters that were taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TakenLetters {
+    /// Number of those that were still there.
+    pub taken: u64,
+    /// Number that was left because the work was stopped.
+    pub left: u64,
 }
 
 /// Queues the matching dead letters for delivery again.
@@ -93,6 +107,7 @@ pub(super) async fn replay(
         how: Take::Replay,
         filter: filter.to_string(),
         rate: arguments.rate,
+        stop: on_signal()?,
     };
     let taken = take_and_tell(place, order, &found, "replayed").await?;
     told("replayed", taken, number)
@@ -126,6 +141,7 @@ pub(super) async fn drop(
         how: Take::Drop,
         filter: filter.to_string(),
         rate: None,
+        stop: on_signal()?,
     };
     let taken = take_and_tell(place, order, &found, "dropped").await?;
     told("dropped", taken, number)
@@ -185,16 +201,16 @@ pub(crate) async fn count_letters(
     Ok(found)
 }
 
-/// Takes dead letters away, and reports the number so far: it ends if `progress` breaks. Returns the number of those that
-/// were still there.
+/// Takes dead letters away, and reports the number so far to `progress`. It ends early, between two batches, if the order's
+/// token is cancelled.
 pub(crate) async fn take_letters(
     place: &CellArgs,
     actor: &Actor,
     order: TakeOrder,
     found: &FoundLetters,
-    mut progress: impl FnMut(u64) -> ControlFlow<()>,
-) -> Result<u64, Failure> {
-    let TakeOrder { consumer, how, filter, rate } = order;
+    mut progress: impl FnMut(u64),
+) -> Result<TakenLetters, Failure> {
+    let TakeOrder { consumer, how, filter, rate, stop } = order;
     let verb = match how {
         Take::Drop => "dead drop",
         Take::Replay => "dead replay",
@@ -202,25 +218,37 @@ pub(crate) async fn take_letters(
     let (redis, mut connection) = place.connect().await?;
     let change = ChangeOrder { verb, consumer: consumer.clone(), filter };
     let audit = connection.clone();
-    audited(&redis, &audit, actor, change, async {
+    let count = ChangeCount::default();
+    audited(&redis, &audit, actor, change.counted(&count), async {
         let started = Instant::now();
         let mut taken = 0;
         let mut done = 0usize;
         for batch in found.letters.chunks(batch_size(rate)) {
             if let Some(rate) = rate {
                 let due = started + Duration::from_secs_f64(float(done) / f64::from(rate));
-                tokio::time::sleep_until(due.into()).await;
+                stop.run_until_cancelled(sleep_until(due.into())).await;
+            }
+            if stop.is_cancelled() {
+                break;
             }
             let ids: Vec<StreamId> = batch.iter().map(|(_, id)| *id).collect();
             taken += take(&redis, &mut connection, &consumer, how, &ids).await?;
             done += batch.len();
-            if progress(taken).is_break() {
-                break;
-            }
+            count.note(taken);
+            progress(taken);
         }
-        Ok((taken, taken))
+        let left = u64::try_from(found.letters.len() - done).unwrap_or(u64::MAX);
+        let end = if left > 0 { AuditEnd::Stopped(taken) } else { AuditEnd::Done(taken) };
+        Ok((TakenLetters { taken, left }, end))
     })
     .await
+}
+
+/// Token that Ctrl-C or SIGTERM cancels, so that the number of those that were taken is recorded.
+fn on_signal() -> Result<CancellationToken, Failure> {
+    let problem =
+        |error: std::io::Error| Failure::Failed(format!("cannot handle signals: {error}"));
+    shutdown::on_signal().map_err(problem)
 }
 
 async fn take_and_tell(
@@ -228,13 +256,10 @@ async fn take_and_tell(
     order: TakeOrder,
     found: &FoundLetters,
     verb: &str,
-) -> Result<u64, Failure> {
+) -> Result<TakenLetters, Failure> {
     let mut progress = Progress::new();
     let all = found.number();
-    let tell = |taken| {
-        progress.tell(|| format!("{verb} {taken} of {all}"));
-        ControlFlow::Continue(())
-    };
+    let tell = |taken| progress.tell(|| format!("{verb} {taken} of {all}"));
     take_letters(place, &Actor::of_command(), order, found, tell).await
 }
 
@@ -266,7 +291,14 @@ fn batch_size(rate: Option<u32>) -> usize {
     rate.map_or(BATCH, |rate| (rate as usize / 10).clamp(1, BATCH))
 }
 
-fn told(verb: &str, taken: u64, wanted: u64) -> Result<(), Failure> {
+fn told(verb: &str, taken: TakenLetters, wanted: u64) -> Result<(), Failure> {
+    let TakenLetters { taken, left } = taken;
+    if left > 0 {
+        return Err(Failure::Failed(format!(
+            "stopped: {verb} {}; {left} are left: run the same command again for the rest",
+            count(taken, "dead letter")
+        )));
+    }
     let gone = match wanted.saturating_sub(taken) {
         0 => String::new(),
         gone => format!("; {gone} were gone already"),
@@ -283,5 +315,13 @@ mod tests {
         for (rate, expected) in [(None, 64), (Some(1), 1), (Some(100), 10), (Some(100_000), 64)] {
             assert_eq!(batch_size(rate), expected, "{rate:?}");
         }
+    }
+
+    #[test]
+    fn a_command_that_was_stopped_fails_and_says_how_many_are_left() {
+        let stopped = told("replayed", TakenLetters { taken: 40, left: 60 }, 100);
+        let stopped = stopped.expect_err("it is not done").to_string();
+        assert!(stopped.contains("replayed 40 dead letters; 60 are left"), "{stopped}");
+        assert!(told("replayed", TakenLetters { taken: 99, left: 0 }, 100).is_ok());
     }
 }

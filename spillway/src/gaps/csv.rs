@@ -4,6 +4,7 @@ use spillway_console::model::gaps::GapLine;
 use spillway_webhook::freshness::rfc3339;
 
 use super::lines::cause;
+use crate::csv::field;
 
 /// A line with the names of the columns, and one for each gap. An empty shop or topic stands for any.
 pub(super) fn text<'a>(gaps: impl IntoIterator<Item = &'a GapLine>) -> String {
@@ -14,16 +15,6 @@ pub(super) fn text<'a>(gaps: impl IntoIterator<Item = &'a GapLine>) -> String {
         text.push_str(&format!("{shop},{topic},{times},{}\r\n", cause(gap.cause)));
     }
     text
-}
-
-/// A name comes from a header that no signature covers: a spreadsheet must not take it for a formula.
-fn field(name: &str) -> String {
-    let is_formula = name.starts_with(['=', '+', '-', '@']);
-    let name = if is_formula { format!("'{name}") } else { name.to_owned() };
-    match name.contains([',', '"', '\r', '\n']) {
-        true => format!("\"{}\"", name.replace('"', "\"\"")),
-        false => name,
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use spillway_queue::QueueError;
+use spillway_queue::audit::AuditEnd;
 use spillway_queue::consumers::{StartAt, register};
 use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
 use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
@@ -17,7 +18,7 @@ use spillway_webhook::fingerprint::{SetDigest, id_key};
 use spillway_webhook::shopify::Headers;
 
 use super::list::NOTHING;
-use crate::audited::{Actor, ChangeOrder, audited};
+use crate::audited::{Actor, ChangeCount, ChangeOrder, audited};
 use crate::consent::{Consent, dry_run};
 use crate::failure::Failure;
 use crate::filter::{FILTERS, FilterArguments};
@@ -148,7 +149,8 @@ pub(crate) async fn order_drop(
     let consumer = waiting.consumer.clone();
     let order = ChangeOrder { verb: "queue drop", consumer: consumer.clone(), filter };
     let audit = waiting.connection().clone();
-    audited(&redis, &audit, actor, order, async {
+    let count = ChangeCount::default();
+    audited(&redis, &audit, actor, order.counted(&count), async {
         if !waiting.is_registered {
             // An order is for a registered consumer. The downstreamer would register itself the same way.
             register(&redis, waiting.connection(), Some(&consumer), StartAt::Oldest).await?;
@@ -158,12 +160,13 @@ pub(crate) async fn order_drop(
         let mut ordered = 0;
         let report = |so_far| {
             ordered = so_far;
+            count.note(so_far);
             progress(so_far);
         };
         let connection = waiting.connection();
         let order = controls::drop(&redis, connection, &consumer, dropping, history, report).await;
         let version = order.map_err(|error| partly_ordered(error, ordered, *webhooks))?;
-        Ok((OrderedDrop { version, before }, *webhooks))
+        Ok((OrderedDrop { version, before }, AuditEnd::Ordered(*webhooks)))
     })
     .await
 }

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use spillway_queue::controls::Filter;
 use spillway_webhook::WebhookId;
 
+use crate::audited::{Actor, note_look};
 use crate::failure::Failure;
 use crate::out::line;
 use crate::place::CellArgs;
@@ -14,6 +15,7 @@ use crate::webhook_text::webhook_text;
 
 /// The body and the text to print.
 struct ShownWebhook {
+    id: WebhookId,
     body: Vec<u8>,
     text: String,
 }
@@ -26,6 +28,7 @@ pub(super) async fn run(
     body_only: bool,
 ) -> Result<(), Failure> {
     let shown = find(place, consumer, id).await?;
+    note_look(place, &Actor::of_command(), None, &shown.id).await?;
     if body_only {
         let mut output = std::io::stdout();
         output.write_all(&shown.body)?;
@@ -68,6 +71,10 @@ impl ShownWebhook {
     fn of(met: &Met<'_>) -> Self {
         let aside = met.aside.map(|aside| aside.to_string());
         let place = aside.unwrap_or_else(|| "the main stream".to_owned());
-        Self { body: met.view.body.to_vec(), text: webhook_text(met, ("waits in", place)) }
+        Self {
+            id: met.id,
+            body: met.view.body.to_vec(),
+            text: webhook_text(met, ("waits in", place)),
+        }
     }
 }

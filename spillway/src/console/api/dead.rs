@@ -7,7 +7,7 @@ use spillway_console::model::dead::{DeadList, DeadQuery, DeadSummary, LetterQuer
 use spillway_console::model::webhook::WebhookContent;
 use spillway_console::{Caller, ConsoleRoute, Permission, ProblemDetails};
 
-use super::jobs::order;
+use super::jobs::{actor, order};
 use crate::console::ask;
 use crate::console::extract::{ApiJson, ApiPath, ApiQuery};
 use crate::console::jobs::JobVerb;
@@ -55,10 +55,12 @@ async fn one(
 
 async fn content(
     State(console): State<ConsoleState>,
+    Extension(caller): Extension<Caller>,
     ApiPath(id): ApiPath<String>,
     ApiQuery(query): ApiQuery<LetterQuery>,
 ) -> Result<Json<WebhookContent>, ProblemDetails> {
-    ask::dead::content(&console, query.consumer.as_deref(), &id).await.map(Json)
+    let actor = actor(&caller);
+    ask::dead::content(&console, &actor, query.consumer.as_deref(), &id).await.map(Json)
 }
 
 async fn replay(

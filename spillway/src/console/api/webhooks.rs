@@ -1,12 +1,13 @@
 //! Webhooks that wait, and one webhook's life.
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use spillway_console::model::webhook::{
     StoryQuery, WebhookContent, WebhookList, WebhookQuery, WebhookStory,
 };
-use spillway_console::{ConsoleRoute, Permission, ProblemDetails};
+use spillway_console::{Caller, ConsoleRoute, Permission, ProblemDetails};
 
+use super::jobs::actor;
 use crate::console::ask;
 use crate::console::extract::{ApiPath, ApiQuery};
 use crate::console::state::ConsoleState;
@@ -42,7 +43,8 @@ async fn story(
 
 async fn content(
     State(console): State<ConsoleState>,
+    Extension(caller): Extension<Caller>,
     ApiPath(id): ApiPath<String>,
 ) -> Result<Json<WebhookContent>, ProblemDetails> {
-    ask::webhooks::content(&console, &id).await.map(Json)
+    ask::webhooks::content(&console, &actor(&caller), &id).await.map(Json)
 }

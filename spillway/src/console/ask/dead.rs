@@ -11,6 +11,7 @@ use spillway_webhook::pack::Pack;
 
 use super::webhooks::content_of;
 use super::{LIMIT, consumers, given, page_limit};
+use crate::audited::{Actor, note_look};
 use crate::console::links::apart;
 use crate::console::state::Console;
 use crate::dead::filter::{DeadFilter, DeadTimes, app_of};
@@ -70,13 +71,15 @@ pub(in crate::console) async fn one(
     find(console, consumer, id, |letter| Ok(summary(&letter))).await
 }
 
-/// A dead letter as it was received.
+/// A dead letter as it was received. The audit has who reads it.
 pub(in crate::console) async fn content(
     console: &Console,
+    actor: &Actor,
     consumer: Option<&str>,
     id: &str,
 ) -> Result<WebhookContent, ProblemDetails> {
-    find(console, consumer, id, |letter| {
+    let (consumer, _) = consumers::named(console, consumer).await?;
+    let found = find(console, Some(&consumer), id, |letter| {
         let corrupt =
             |what: &str| Failure::Failed(format!("what is stored of it can't be read: {what}"));
         let pack = Pack::decode(&letter.pack).map_err(|error| corrupt(&error.to_string()))?;
@@ -85,7 +88,9 @@ pub(in crate::console) async fn content(
         }
         Ok(content_of(letter.webhook, &pack.view(0)))
     })
-    .await
+    .await?;
+    note_look(&console.place, actor, Some(&consumer), &found.spillway_id).await?;
+    Ok(found)
 }
 
 async fn find<T: Send + 'static>(

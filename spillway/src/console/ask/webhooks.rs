@@ -14,6 +14,7 @@ use spillway_webhook::WebhookId;
 use spillway_webhook::pack::{Pack, View};
 
 use super::{LIMIT, consumers, given, page_limit};
+use crate::audited::{Actor, note_look};
 use crate::console::links::apart;
 use crate::console::state::Console;
 use crate::failure::Failure;
@@ -82,9 +83,10 @@ pub(in crate::console) async fn story(
 }
 
 /// A webhook as it was received, as long as Redis has it: waiting, or settled by one consumer and not by another, or as a
-/// dead letter.
+/// dead letter. The audit has who reads it.
 pub(in crate::console) async fn content(
     console: &Console,
+    actor: &Actor,
     id: &str,
 ) -> Result<WebhookContent, ProblemDetails> {
     let wanted: WebhookId = id.parse().map_err(|_| {
@@ -99,12 +101,14 @@ pub(in crate::console) async fn content(
         let _room = room;
         stored(place, wanted).await
     });
-    found.await?.ok_or_else(|| {
+    let found = found.await?.ok_or_else(|| {
         ProblemDetails::not_found(format!(
             "{id} is not in Redis: it was settled by all consumers, or dropped; `spillway archive show` finds it in \
              an archive, and /dead its dead letter"
         ))
-    })
+    })?;
+    note_look(&console.place, actor, None, &found.spillway_id).await?;
+    Ok(found)
 }
 
 /// Finds a webhook in the main stream, among the replays and in lanes, as far as the time is enough.

@@ -1,17 +1,16 @@
 //! Work of jobs: each verb counts first, and then changes what it counted.
 
-use std::ops::ControlFlow;
-
 use spillway_archive::args::ArchiveArgs;
 use spillway_queue::controls::Filter;
 use spillway_queue::dead::Take;
 use spillway_webhook::shopify::is_compliance;
+use tokio_util::sync::CancellationToken;
 
 use crate::audited::Actor;
 use crate::console::jobs::{CountedJob, JobProgress, JobWork, MadeJob};
 use crate::console::links::apart;
 use crate::dead::filter::DeadFilter;
-use crate::dead::take::{FoundLetters, TakeOrder, count_letters, take_letters};
+use crate::dead::take::{FoundLetters, TakeOrder, TakenLetters, count_letters, take_letters};
 use crate::failure::Failure;
 use crate::place::CellArgs;
 use crate::queue::drop::{NamedWebhooks, OrderedDrop, count_waiting, order_drop, watch};
@@ -93,20 +92,17 @@ impl JobWork for DeadWork {
         let JobTarget { place, consumer, actor } = self.target.clone();
         let filter = self.filter.to_string();
         let how = self.how;
-        let order = TakeOrder { consumer, how, filter, rate: self.rate };
+        // What was taken so far stays so. A drop is not cut: it takes no time.
+        let stop = match how {
+            Take::Replay => progress.end().clone(),
+            Take::Drop => CancellationToken::new(),
+        };
+        let order = TakeOrder { consumer, how, filter, rate: self.rate, stop };
         apart(move || async move {
-            let mut is_cut = false;
-            let mut seen = 0;
-            let tell = |taken| {
-                progress.note(taken);
-                seen = taken;
-                // What was taken so far stays so. A drop is not cut: it takes no time.
-                is_cut = how == Take::Replay && progress.end().is_cancelled();
-                if is_cut { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            };
-            let done = take_letters(&place, &actor, order, &found, tell).await?;
-            let is_cut = is_cut && seen < found.number();
-            Ok(MadeJob { done, not_yet: 0, is_cut })
+            let note = |taken| progress.note(taken);
+            let taken = take_letters(&place, &actor, order, &found, note).await?;
+            let TakenLetters { taken: done, left } = taken;
+            Ok(MadeJob { done, not_yet: 0, is_cut: left > 0 })
         })
         .await
     }

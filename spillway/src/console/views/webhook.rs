@@ -10,7 +10,7 @@ use spillway_console::pages::problem::PageProblem;
 use spillway_console::pages::{links, webhook, webhooks};
 use spillway_console::{Caller, ConsoleRoute, Permission};
 
-use super::dead::jobs::order;
+use super::dead::jobs::{actor_of, order};
 use crate::console::ask;
 use crate::console::jobs::JobVerb;
 use crate::console::state::ConsoleState;
@@ -56,9 +56,10 @@ async fn content(
     PagePath(id): PagePath<String>,
     PageQuery(view): PageQuery<ViewQuery>,
 ) -> Result<Response, PageProblem> {
+    let actor = actor_of(&caller);
     let content = match view.consumer.as_deref() {
-        None => ask::webhooks::content(&console, &id).await?,
-        consumer => ask::dead::content(&console, consumer, &id).await?,
+        None => ask::webhooks::content(&console, &actor, &id).await?,
+        consumer => ask::dead::content(&console, &actor, consumer, &id).await?,
     };
     Ok(webhook::content_page(&caller, &content).into_response())
 }
