@@ -194,7 +194,7 @@ async fn dead_letters_are_chosen_by_their_ids_and_by_nothing_else() {
     let (sue, otto) = (office.program("sue"), office.program("otto"));
     office.bury(1, 5).await;
     office.heal();
-    let letters = all(&sue, "/api/v1/dead?", "letters", 200).await;
+    let letters = sue.rows("/api/v1/dead?", "letters", 200).await;
     let (names, webhooks) = (texts(&letters, "spillway_id"), texts(&letters, "webhook_id"));
     let order = async |client: &ConsoleClient, verb: &str, ids: &Value, counted: &Value| {
         let request = json!({
@@ -230,7 +230,7 @@ async fn dead_letters_are_chosen_by_their_ids_and_by_nothing_else() {
     assert_eq!(counted["total"], 1, "the other one is no dead letter any more: {counted}");
     let done = over(&otto, &order(&otto, "drop", &ids, &counted).await).await;
     assert_eq!((&done["phase"], &done["done"]), (&"done".into(), &1.into()), "{done}");
-    let left = all(&sue, "/api/v1/dead?", "letters", 200).await;
+    let left = sue.rows("/api/v1/dead?", "letters", 200).await;
     assert_eq!(texts(&left, "spillway_id"), [names[2].as_str(), names[4].as_str()]);
 
     let many: Vec<String> =
