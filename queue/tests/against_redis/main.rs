@@ -10,6 +10,7 @@ mod consumers;
 mod controls;
 mod dead;
 mod full;
+mod gaps;
 mod health;
 mod lanes;
 mod leader;
