@@ -11,6 +11,7 @@ use spillway_webhook::StreamId;
 
 use crate::connect::{CONNECT_TIMEOUT, Connection, Redis};
 use crate::error::QueueError;
+use crate::gaps::{RedisRun, read_run};
 
 /// Holder of the one connection on which packs are appended.
 pub struct Appender {
@@ -116,6 +117,15 @@ impl Appender {
     pub async fn connect(&mut self) -> Result<bool, QueueError> {
         let is_new = self.connection.is_none();
         self.connected().await.map(|_| is_new)
+    }
+
+    /// Reads which run of Redis the connection is of, and the end of the stream there.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn read_run(&mut self) -> Result<RedisRun, QueueError> {
+        let redis = self.redis.clone();
+        read_run(&redis, self.connected().await?).await
     }
 
     /// Connects again, after Redis is known to have gone and come back since the last append.

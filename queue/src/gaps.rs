@@ -1,4 +1,4 @@
-//! Notes about webhooks that may be missing: refused ones, those that a Redis lost, and silences.
+//! Notes about webhooks that may be missing: refused ones, those that a Redis lost, silences, and times without a receiver.
 //!
 //! Receivers note refusals together, a few seconds later, and nothing is noted of a webhook that was stored. The notes are
 //! for an operator and for the app's own reconciliation. Nothing is decided by them.
@@ -32,6 +32,8 @@ pub enum GapReason {
     Lost,
     /// None came for much longer than usual.
     Silent,
+    /// No receiver accepted any.
+    Down,
 }
 
 /// Note about webhooks that may be missing.
@@ -116,7 +118,7 @@ pub async fn note_run(
     Ok(())
 }
 
-fn json_of(note: &NotedGap) -> String {
+pub(crate) fn json_of(note: &NotedGap) -> String {
     serde_json::to_string(note).expect("BUG: a note is JSON")
 }
 

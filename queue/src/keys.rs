@@ -106,6 +106,11 @@ impl Keys {
         format!("{}gaps:run", self.prefix)
     }
 
+    /// Times in which receivers accepted webhooks, as described in [`crate::accepting`].
+    pub fn gaps_accepting(&self) -> String {
+        format!("{}gaps:accepting", self.prefix)
+    }
+
     /// Hash: `<shop> <topic>` → rhythm, as described in [`crate::rhythm`].
     pub fn rhythm(&self) -> String {
         format!("{}rhythm", self.prefix)

@@ -11,14 +11,15 @@
 //! (restores what a receiver spilled to its disk), [`checkpoint`] and [`rebuild`] (state of the consumers for an
 //! archive, and a queue that is restored from one), [`shares`] (shops that take much of what waits),
 //! [`redactions`] (who is to be forgotten), [`purge_lease`] (one purge at a time), [`audit`] (who changed what),
-//! [`gaps`] (webhooks that may be missing) and [`rhythm`] (how often shops and topics come), [`status`] and [`health`] (reports for operators), [`rewrite`]
-//! (rewrites of the AOF).
+//! [`gaps`] (webhooks that may be missing), [`rhythm`] (how often shops and topics come) and [`accepting`] (when receivers
+//! accepted webhooks), [`status`] and [`health`] (reports for operators), [`rewrite`] (rewrites of the AOF).
 //!
 //! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
 //! works on a Redis that is completely full, because only consumers can empty it. A replay of archived
 //! webhooks fills Redis, so a full one refuses it. What a leader
 //! writes is fenced by its token. The registration of consumers and what operators order is not.
 
+pub mod accepting;
 pub mod access;
 mod aof_disk;
 pub mod append;

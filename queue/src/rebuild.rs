@@ -13,6 +13,7 @@ use spillway_webhook::{StreamId, WebhookId};
 use crate::connect::{Connection, Redis};
 use crate::consumers::ConsumerKind;
 use crate::error::QueueError;
+use crate::gaps::{NOTES_MAX, NotedGap, json_of};
 use crate::redactions::note_value;
 
 /// Restoration of a queue according to one plan.
@@ -88,6 +89,8 @@ pub struct RebuiltQueue {
     pub consumers: Vec<RebuiltConsumer>,
     /// Redactions that are not carried out.
     pub notes: Vec<RebuiltNote>,
+    /// Notes about what is lost.
+    pub lost: Vec<NotedGap>,
 }
 
 impl RebuiltEntry {
@@ -147,7 +150,7 @@ impl Rebuild {
         Ok(call.invoke_async(connection).await?)
     }
 
-    /// Puts the restored queue in place of the empty one, and notes its redactions.
+    /// Puts the restored queue in place of the empty one, and notes its redactions and what is lost.
     ///
     /// # Errors
     /// As [`add`](Self::add), and [`QueueError::NotPlanned`] when Redis has a consumer that is not in `queue`. Nothing
@@ -163,9 +166,12 @@ impl Rebuild {
         call.arg(queue.appended).arg(queue.trimmed);
         // It has the form of a settlement's mark, and is none of any leader.
         call.arg(format!("restored:{}", queue.entries)).arg(&self.mark);
-        call.arg(queue.notes.len());
+        call.arg(queue.notes.len()).arg(queue.lost.len()).arg(NOTES_MAX);
         for note in &queue.notes {
             call.arg(note.webhook.to_string()).arg(note_value(&note.consumer, &note.pack));
+        }
+        for lost in &queue.lost {
+            call.arg(json_of(lost));
         }
         for one in &queue.consumers {
             let kind = one.kind.map_or("", ConsumerKind::label);
@@ -246,6 +252,6 @@ fn end_keys<'a>(script: &'a Script, redis: &Redis) -> ScriptInvocation<'a> {
     let mut call = script.prepare_invoke();
     call.key(keys.stream()).key(keys.rebuild()).key(keys.rebuild_stream());
     call.key(keys.cell()).key(keys.counts()).key(keys.consumers());
-    call.key(keys.redactions()).key(keys.redactions_noted());
+    call.key(keys.redactions()).key(keys.redactions_noted()).key(keys.gaps());
     call
 }

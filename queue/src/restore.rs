@@ -10,9 +10,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use redis::{Script, cmd};
+use spillway_webhook::StreamId;
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
+use crate::read::stream_id;
 
 /// Claim of one process to be the cell's only receiver with an overflow log.
 pub struct SpillClaim {
@@ -130,7 +132,7 @@ impl SpillClaim {
         Ok(call.invoke_async(connection).await?)
     }
 
-    /// Appends packs after the one numbered `after`, all of them in one script.
+    /// Appends packs after the one numbered `after`, all of them in one script. Returns the entry of the last one.
     ///
     /// [`QueueError::Full`]: none was appended. [`QueueError::Fenced`]: another process holds the
     /// claim. [`QueueError::OutOfStep`]: the newest restored pack is not `after`. After any other
@@ -140,7 +142,7 @@ impl SpillClaim {
         connection: &mut Connection,
         after: u64,
         packs: &[Restored<'_>],
-    ) -> Result<(), QueueError> {
+    ) -> Result<StreamId, QueueError> {
         let keys = &self.redis.keys;
         let mut call = self.restore.key(keys.stream());
         call.key(keys.counts()).key(keys.spill_claim()).key(keys.spill());
@@ -148,7 +150,8 @@ impl SpillClaim {
         for (number, webhooks, pack) in packs {
             call.arg(number).arg(webhooks).arg(*pack);
         }
-        Ok(call.invoke_async(connection).await?)
+        let entry: String = call.invoke_async(connection).await?;
+        stream_id(&entry)
     }
 }
 

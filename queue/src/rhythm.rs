@@ -88,8 +88,8 @@ impl RhythmReporter {
         Self { redis, least, cursor: "0".to_owned() }
     }
 
-    /// Adds what a receiver saw that accepts webhooks without a break since `accepts_since_ms`: before that, nothing could
-    /// come. After a failure, the rest may be reported again.
+    /// Adds what a receiver saw. Times in which it accepted webhooks are reported before, by [`crate::accepting`]. After a
+    /// failure, the rest may be reported again.
     ///
     /// # Errors
     /// The number of pairs that are added, and the error of Redis. [`QueueError::Full`] if Redis has no room.
@@ -97,19 +97,18 @@ impl RhythmReporter {
         &mut self,
         connection: &mut Connection,
         pairs: &[SeenPair],
-        accepts_since_ms: u64,
     ) -> Result<(), (usize, QueueError)> {
         let script = Script::new(include_str!("lua/rhythm.lua"));
         for (number, some) in pairs.chunks(PAIRS_OF_A_CALL).enumerate() {
             let mut call = script.key(self.redis.keys.rhythm());
             call.key(self.redis.keys.gaps())
+                .key(self.redis.keys.gaps_accepting())
                 .arg(PAIRS_KEPT)
                 .arg(millis(self.least))
                 .arg(millis(PERIOD))
                 .arg(NOTES_MAX)
                 .arg(&self.cursor)
-                .arg(millis(KEPT_FOR))
-                .arg(accepts_since_ms);
+                .arg(millis(KEPT_FOR));
             for pair in some {
                 call.arg(field_of(pair)).arg(pair.first_ms).arg(pair.last_ms);
                 call.arg(pair.count).arg(pair.longest_ms);

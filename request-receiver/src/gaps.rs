@@ -1,8 +1,9 @@
-//! Gaps: collects which shops and topics were refused, how often each comes, and what Redis lost.
+//! Gaps: collects which shops and topics were refused, how often each comes, when webhooks were accepted, and what Redis lost.
 //!
 //! The path of a webhook that is stored costs one look into a map. A background task ([`writer`]) brings what is collected to
 //! Redis, also to a full one. What was collected while Redis is away is merged here until it is back.
 
+pub mod acceptance;
 pub mod losses;
 pub mod writer;
 
@@ -17,6 +18,7 @@ use spillway_queue::rhythm::SeenPair;
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::stable_hash;
 
+use crate::gaps::acceptance::AcceptanceLog;
 use crate::gaps::losses::LossWatch;
 use crate::reply::Refusal;
 
@@ -35,9 +37,8 @@ const ANY: PairKey = PairKey(0);
 pub struct GapLog {
     parts: Box<[Mutex<GapPart>]>,
     losses: Mutex<LossWatch>,
-    /// Time of the newest entry whose append was confirmed, by Redis' clock.
-    newest_stored_ms: AtomicU64,
-    /// Time at which no webhook could be accepted, the last one that is known.
+    acceptance: Mutex<AcceptanceLog>,
+    /// Milliseconds of this process in which no webhook could be accepted.
     closed_ms: AtomicU64,
 }
 
@@ -54,11 +55,28 @@ pub struct CollectedGaps {
     pub notes: Vec<NotedGap>,
 }
 
+/// Refusals of any shop, from the first one to the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefusalSpan {
+    /// Time of the first one, in milliseconds since the Unix epoch.
+    pub from_ms: u64,
+    /// Time of the last one.
+    pub to_ms: u64,
+    /// Number of refusals.
+    pub count: u64,
+}
+
 #[derive(Default)]
 struct GapPart {
     /// With a count of 0, a pair was taken, and none came since. The next time it is left out.
-    seen: HashMap<u64, SeenPair>,
+    seen: HashMap<u64, CountedPair>,
     refused: HashMap<u64, NotedGap>,
+}
+
+struct CountedPair {
+    pair: SeenPair,
+    /// Milliseconds in which nothing could be accepted, when the last one came.
+    closed_ms: u64,
 }
 
 /// Shop and topic that headers name.
@@ -70,8 +88,12 @@ struct PairNames<'a> {
 impl Default for GapLog {
     fn default() -> Self {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
-        let [newest_stored_ms, closed_ms] = [0, 0].map(AtomicU64::new);
-        Self { parts, losses: Mutex::default(), newest_stored_ms, closed_ms }
+        Self {
+            parts,
+            losses: Mutex::default(),
+            acceptance: Mutex::default(),
+            closed_ms: AtomicU64::new(0),
+        }
     }
 }
 
@@ -80,12 +102,12 @@ impl GapLog {
     pub fn arrived(&self, headers: &HeaderMap, now_ms: u64) -> Option<PairKey> {
         let names = PairNames::of(headers)?;
         let key = names.key();
-        let accepts_since_ms = self.accepts_since_ms();
+        let closed_ms = self.closed_ms.load(Ordering::Relaxed);
         let mut part = self.part(key);
-        if let Some(pair) = part.seen.get_mut(&key.0) {
-            add(pair, accepts_since_ms, now_ms);
+        if let Some(counted) = part.seen.get_mut(&key.0) {
+            counted.add(closed_ms, now_ms);
         } else if part.seen.len() < SEEN_MAX {
-            part.seen.insert(key.0, names.seen(now_ms));
+            part.seen.insert(key.0, CountedPair { pair: names.seen(now_ms), closed_ms });
         }
         Some(key)
     }
@@ -109,30 +131,20 @@ impl GapLog {
         let mut part = self.part(key.unwrap_or(ANY));
         // It has no names if it came very long ago.
         let names = key.and_then(|key| part.seen.get(&key.0));
-        let names = names.map(|pair| (pair.shop.clone(), pair.topic.clone()));
+        let names = names.map(|counted| (counted.pair.shop.clone(), counted.pair.topic.clone()));
         let key = key.filter(|_| names.is_some()).unwrap_or(ANY);
         part.refuse(key, now_ms, || names.unwrap_or_default());
     }
 
-    /// Notes the time of an entry whose append was confirmed.
-    pub fn stored(&self, entry_ms: u64) {
-        self.newest_stored_ms.fetch_max(entry_ms, Ordering::Relaxed);
+    /// Handles a look: `accepts` is true if a webhook would be accepted now. While none is, that nothing comes is no silence.
+    pub fn on_look(&self, accepts: bool, now_ms: u64) {
+        let closed_ms = self.acceptance().on_look(accepts, now_ms);
+        self.closed_ms.fetch_add(closed_ms, Ordering::Relaxed);
     }
 
-    /// Time of the newest entry whose append was confirmed; 0 if none was.
-    pub fn newest_stored_ms(&self) -> u64 {
-        self.newest_stored_ms.load(Ordering::Relaxed)
-    }
-
-    /// Notes that no webhook can be accepted now. That nothing comes then is no silence.
-    pub fn on_closed(&self, now_ms: u64) {
-        // Not the latest: a clock that was ahead is set back.
-        self.closed_ms.store(now_ms, Ordering::Relaxed);
-    }
-
-    /// Time since which webhooks can be accepted without a break.
-    pub fn accepts_since_ms(&self) -> u64 {
-        self.closed_ms.load(Ordering::Relaxed)
+    /// Times in which webhooks are accepted.
+    pub fn acceptance(&self) -> MutexGuard<'_, AcceptanceLog> {
+        self.acceptance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Watch over runs of Redis.
@@ -147,7 +159,7 @@ impl GapLog {
         for part in &self.parts {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
             if with_seen {
-                part.seen.retain(|_, pair| {
+                part.seen.retain(|_, CountedPair { pair, .. }| {
                     let is_new = pair.count > 0;
                     if is_new {
                         taken.seen.push(pair.clone());
@@ -172,13 +184,13 @@ impl GapLog {
         taken
     }
 
-    /// Time of the newest refusal that is not taken.
-    pub fn newest_refusal_ms(&self) -> Option<u64> {
-        let newest = |part: &Mutex<GapPart>| {
+    /// Refusals that are not taken; `None` if there are none.
+    pub fn refusals(&self) -> Option<RefusalSpan> {
+        let of = |part: &Mutex<GapPart>| {
             let part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            part.refused.values().map(|note| note.to_ms).max()
+            RefusalSpan::of(part.refused.values())
         };
-        self.parts.iter().filter_map(newest).max()
+        self.parts.iter().filter_map(of).reduce(RefusalSpan::and)
     }
 
     fn part(&self, key: PairKey) -> MutexGuard<'_, GapPart> {
@@ -199,6 +211,41 @@ impl GapPart {
         note.from_ms = note.from_ms.min(now_ms);
         note.to_ms = note.to_ms.max(now_ms);
         note.count += 1;
+    }
+}
+
+impl CountedPair {
+    /// Adds a webhook. Only a time in which webhooks were accepted counts as a silence.
+    fn add(&mut self, closed_ms: u64, now_ms: u64) {
+        let pair = &mut self.pair;
+        let closed = closed_ms - std::mem::replace(&mut self.closed_ms, closed_ms).min(closed_ms);
+        if pair.count == 0 {
+            (pair.first_ms, pair.last_ms, pair.longest_ms) = (now_ms, now_ms, 0);
+        }
+        let silence = now_ms.saturating_sub(pair.last_ms).saturating_sub(closed);
+        pair.longest_ms = pair.longest_ms.max(silence);
+        pair.first_ms = pair.first_ms.min(now_ms);
+        pair.last_ms = pair.last_ms.max(now_ms);
+        pair.count += 1;
+    }
+}
+
+impl RefusalSpan {
+    /// Span of these notes; `None` if there are none.
+    pub fn of<'a>(notes: impl Iterator<Item = &'a NotedGap>) -> Option<Self> {
+        let span =
+            |note: &NotedGap| Self { from_ms: note.from_ms, to_ms: note.to_ms, count: note.count };
+        notes.map(span).reduce(Self::and)
+    }
+
+    /// Span of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            from_ms: self.from_ms.min(other.from_ms),
+            to_ms: self.to_ms.max(other.to_ms),
+            count: self.count + other.count,
+        }
     }
 }
 
@@ -237,18 +284,6 @@ fn name(bytes: &[u8]) -> Option<&str> {
 /// of what they are.
 fn is_missing(refusal: Refusal) -> bool {
     refusal.parts().0 == StatusCode::SERVICE_UNAVAILABLE
-}
-
-/// Adds a webhook. Only the time since which webhooks are accepted without a break counts as a silence.
-fn add(pair: &mut SeenPair, accepts_since_ms: u64, now_ms: u64) {
-    if pair.count == 0 {
-        (pair.first_ms, pair.last_ms, pair.longest_ms) = (now_ms, now_ms, 0);
-    }
-    pair.longest_ms =
-        pair.longest_ms.max(now_ms.saturating_sub(pair.last_ms.max(accepts_since_ms)));
-    pair.first_ms = pair.first_ms.min(now_ms);
-    pair.last_ms = pair.last_ms.max(now_ms);
-    pair.count += 1;
 }
 
 /// Extends `note` by another one of the same shop and topic.
@@ -336,27 +371,31 @@ mod tests {
     }
 
     #[test]
-    fn a_time_without_a_chance_to_come_is_no_silence() {
+    fn a_time_without_a_chance_to_come_is_no_silence_and_what_was_before_is_one() {
         let log = GapLog::default();
         let orders = headers("a.myshopify.com", "orders/create");
+        log.on_look(true, 5);
         log.arrived(&orders, 10);
-        log.on_closed(500);
+        for (accepts, now_ms) in [(true, 400), (false, 500), (false, 510), (true, 520)] {
+            log.on_look(accepts, now_ms);
+        }
         log.arrived(&orders, 530);
         log.arrived(&orders, 540);
-        assert_eq!(log.take(true, false).seen[0].longest_ms, 30);
-        assert_eq!(log.accepts_since_ms(), 500);
+        // From 10 to 400, and from 520 to 530.
+        assert_eq!(log.take(true, false).seen[0].longest_ms, 400);
     }
 
     #[test]
     fn refusals_of_a_long_outage_stay_one_note_until_they_are_taken() {
         let log = GapLog::default();
         let orders = headers("a.myshopify.com", "orders/create");
-        assert_eq!(log.newest_refusal_ms(), None);
+        assert_eq!(log.refusals(), None);
         for now_ms in 1..=5_000 {
             log.refused(&orders, Refusal::QueueUnavailable, now_ms);
             assert!(log.take(true, false).notes.is_empty());
         }
-        assert_eq!(log.newest_refusal_ms(), Some(5_000));
+        let span = RefusalSpan { from_ms: 1, to_ms: 5_000, count: 5_000 };
+        assert_eq!(log.refusals(), Some(span));
         let notes = log.take(false, true).notes;
         assert_eq!((notes.len(), notes[0].from_ms, notes[0].to_ms), (1, 1, 5_000));
     }

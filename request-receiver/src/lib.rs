@@ -82,8 +82,12 @@ const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 /// Time that the restorer has to stop. Redis knows the outcome of any call that is cut off.
 const RESTORER_STOPS_WITHIN: Duration = Duration::from_millis(500);
-/// Time to bring the last notes about gaps to Redis.
+/// Time to bring the last notes about gaps to Redis, and to log those that it does not take.
 const NOTED_WITHIN: Duration = Duration::from_millis(500);
+const _: () = assert!(
+    writer::LAST_WRITE.as_millis() < NOTED_WITHIN.as_millis(),
+    "it is logged what could not be written"
+);
 
 /// Runs a receiver until `stop`.
 ///

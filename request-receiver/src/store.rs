@@ -39,7 +39,7 @@ use crate::gaps::GapLog;
 use crate::metrics::ReceiverMetrics;
 use crate::reply::Refusal;
 use crate::settings::ReceiverSettings;
-use crate::store::append::{AppendEnd, RunningAppend, ShardAppender};
+use crate::store::append::{AppendEnd, AppenderView, RunningAppend, ShardAppender};
 use crate::store::gate::{AppendPass, Gate, GatePass, WritePass};
 use crate::store::log::OverflowLog;
 use crate::store::looks::{QueueHealth, RedisLooks};
@@ -185,6 +185,7 @@ impl ShardStore {
         pulse: Pulse,
     ) -> Self {
         let ack_timeout = settings.ack_timeout;
+        let appender_view = AppenderView::new(store.looks.clone(), store.gaps.clone());
         let stall_after = match &store.log {
             Some(_) => (ack_timeout / STALL_PART).min(STALL_MAX),
             None => ack_timeout,
@@ -193,7 +194,7 @@ impl ShardStore {
             pulse: ShardPulse { pulse, store: store.clone() },
             context: StoreContext { store, batches, metrics },
             packer: Packer::new(),
-            appender: ShardAppender::new(settings.common.redis.clone()),
+            appender: ShardAppender::new(settings.common.redis.clone(), appender_view),
             ack_timeout,
             stall_after,
             hanging: JoinSet::new(),
@@ -253,7 +254,7 @@ impl ShardStore {
         let looks = self.context.store.looks.clone();
         let send_by = batch.first_deadline().unwrap_or(too_late);
         let pack = self.packer.pack(records);
-        let mut append = self.appender.start(pack, count, looks.generation(), send_by);
+        let mut append = self.appender.start(pack, count, send_by);
         let ended = self.pulse.attend(append.within(self.stall_after), too_late).await;
         if let Some((appender, end)) = ended {
             self.appender.put_back(appender);
@@ -312,7 +313,7 @@ impl StoreContext {
         }
         match end {
             AppendEnd::Stored(entry) => {
-                self.store.gaps.stored(entry.ms);
+                self.store.looks.stored().on_confirmed(entry.ms);
                 self.metrics.packed(count);
                 pass.ended(true);
                 self.batches.complete(batch, Ok(()));

@@ -1,7 +1,7 @@
 //! `spillway gaps`: shops and topics of which webhooks may be missing, for the app's own reconciliation.
 //!
-//! Receivers note what they refused and what a Redis may have lost. Silences that last are found here, from the rhythm of each
-//! shop and topic. [`lines`] joins both, and knows no Redis.
+//! Receivers note what they refused, what a Redis may have lost, and the times without a receiver. Silences that last are found
+//! here, from the rhythm of each shop and topic. [`lines`] joins both, and knows no Redis.
 
 mod csv;
 mod lines;
@@ -14,6 +14,7 @@ use clap::Args;
 use serde_json::json;
 use spillway_console::model::gaps::{GapLine, GapList, GapQuery};
 use spillway_process::settings::parse_duration;
+use spillway_queue::accepting;
 use spillway_queue::gaps::{NotedGap, page};
 use spillway_queue::rhythm::scan;
 use spillway_queue::{Connection, Redis};
@@ -135,13 +136,15 @@ fn given(text: Option<&str>) -> Option<&str> {
 async fn find_all(cell: &CellArgs, search: &GapSearch) -> Result<Vec<GapLine>, Failure> {
     let (redis, mut connection) = cell.connect().await?;
     let notes = notes(&redis, &mut connection, search).await?;
+    let closed = accepting::read(&redis, &mut connection).await?;
     let mut silences = Vec::new();
     let mut cursor = 0;
     loop {
         let (next, pairs) = scan(&redis, &mut connection, cursor).await?;
-        let silent = pairs
-            .into_iter()
-            .filter(|(_, _, rhythm)| rhythm.is_silent(search.now_ms, search.silent_after_ms));
+        let silent = pairs.into_iter().filter(|(_, _, rhythm)| {
+            let closed_ms = closed.between(rhythm.last_ms, search.now_ms);
+            rhythm.is_silent(search.now_ms.saturating_sub(closed_ms), search.silent_after_ms)
+        });
         silences.extend(
             silent.map(|(shop, topic, rhythm)| lines::silence(shop, topic, rhythm, search.now_ms)),
         );

@@ -2,6 +2,7 @@
 //! reached. Everything is read, planned and counted before anything is written, and read again to be written.
 
 mod checks;
+mod lost;
 mod noted;
 mod plan;
 mod report;
@@ -15,12 +16,10 @@ use clap::Args;
 use spillway_archive::args::ArchiveArgs;
 use spillway_archive::{ArchiveStore, Checkpoint, StoreError, checkpoint};
 use spillway_process::Checker;
-use spillway_process::error::chain;
+use spillway_queue::Connection;
 use spillway_queue::consumers::{ARCHIVE, ConsumerKind, ConsumerName};
-use spillway_queue::gaps::{self, GapReason, NotedGap};
 use spillway_queue::rebuild::{self, Rebuild, RebuildHold, RebuiltEntry, abandon};
 use spillway_queue::status::{CellStatus, QueueStatus};
-use spillway_queue::{Connection, Redis};
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
 
@@ -123,20 +122,21 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     if !arguments.confirmation.yes {
         return restore(&arguments, &target, None).await.map(|()| ExitCode::SUCCESS);
     }
-    // Reading takes long: no receiver and no consumer may begin meanwhile. The mark of another run stays its own.
-    let hold = rebuild::hold(&target.redis, &mut connection).await?;
+    let mut held = None;
     let redis = target.redis.clone();
     let audit = connection.clone();
     let order = change("restore-from-archive");
     let actor = Actor::of_command();
     let restored = audited(&redis, &audit, &actor, order, async {
+        // Reading takes long: no receiver and no consumer may begin meanwhile. The mark of another run stays its own.
+        let hold = held.insert(rebuild::hold(&target.redis, &mut connection).await?);
         // Somebody may have begun just before.
         target = RestoreTarget::look(target.redis.clone(), &mut connection).await?;
-        restore(&arguments, &target, Some(&hold)).await?;
+        restore(&arguments, &target, Some(&*hold)).await?;
         Ok(((), 1_u64))
     });
     let restored = restored.await;
-    if restored.is_err() && hold.is_new {
+    if let Some(hold) = held.filter(|hold| restored.is_err() && hold.is_new) {
         release(&arguments.place, &hold).await;
     }
     restored.map(|()| ExitCode::SUCCESS)
@@ -182,24 +182,7 @@ async fn restore(
     }
     let rebuild = Rebuild::new(target.redis.clone(), basis.plan_id(&source, &planner), hold);
     write((&rebuild, &mut connection), target, &basis, &source, &planner).await?;
-    note_lost(&target.redis, &mut connection, source.span.1.ms).await?;
     line("restored: start the receivers, then the consumers")?;
-    Ok(())
-}
-
-/// Notes for `spillway gaps` that what was accepted after the end of the archive may be lost. The queue is restored, with or
-/// without this note.
-async fn note_lost(
-    redis: &Redis,
-    connection: &mut Connection,
-    from_ms: u64,
-) -> Result<(), Failure> {
-    let (shop, topic) = Default::default();
-    let to_ms = now_ms();
-    let note = NotedGap { reason: GapReason::Lost, shop, topic, from_ms, to_ms, count: 0 };
-    if let Err((_, error)) = gaps::note(redis, connection, &[note]).await {
-        line(format_args!("`spillway gaps` will not list what is lost: {}", chain(&error)))?;
-    }
     Ok(())
 }
 
@@ -411,6 +394,7 @@ async fn write(
     let end = KnownEnd::of(basis.checkpoint.as_ref(), source.span.1);
     let mut queue = planner.queue(basis.cell, end, at_end(&names, &target.status));
     queue.notes = basis.notes.rebuilt();
+    queue.lost = lost::notes(&source.gaps, source.span.1, now_ms());
     Ok(rebuild.finish(connection, &queue).await?)
 }
 

@@ -196,6 +196,10 @@ async fn a_shop_that_falls_silent_is_listed_until_after_it_comes_again() {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    // The receiver restarts in the middle of the silence.
+    noting.receiver.kill9();
+    noting.receiver.restart();
+    noting.receiver.ready().await;
     let began = Instant::now();
     let mut gap = None;
     while gap.is_none() {
@@ -207,12 +211,67 @@ async fn a_shop_that_falls_silent_is_listed_until_after_it_comes_again() {
     assert_eq!(lasting.topic, ORDERS);
     assert_eq!(noting.post(1, ORDERS).await, 200);
     until("the end of the silence is noted", SOON, async || {
-        noting.redis.stream_len("{spillway}:gaps").await > 0
+        let notes: Vec<(String, Vec<String>)> =
+            noting.redis.command(&["XRANGE", "{spillway}:gaps", "-", "+"]).await;
+        notes.iter().any(|(_, fields)| fields[1].contains(&silent))
     })
     .await;
     let ended = noting.gap("silent", &silent).await;
-    assert_eq!(ended.from, lasting.from);
+    assert_eq!(ended.from, lasting.from, "a restart does not cut it");
     assert!(ended.to >= lasting.to || ended.has(&lasting.to), "{lasting:?} {ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_that_end_with_their_receiver_are_logged_and_covered_by_the_time_without_one() {
+    let mut noting = Noting::start(&[], &[]).await;
+    assert_eq!(noting.post(1, ORDERS).await, 200);
+    noting.known(1).await;
+    noting.redis.kill9();
+    let mut refused_at = now();
+    while noting.post(1, ORDERS).await != 503 {
+        refused_at = now();
+    }
+    noting.receiver.sigterm();
+    noting.receiver.exit(SOON).await;
+    let logged = noting.receiver.output();
+    assert!(logged.contains("will not list the shops and topics of these refusals"), "{logged}");
+    noting.redis.restart();
+    noting.redis.ready().await;
+    noting.receiver.restart();
+    noting.receiver.ready().await;
+    let gap = noting.gap("down", "").await;
+    assert!(gap.topic.is_empty() && gap.has(&refused_at), "{refused_at}: {gap:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_lost_what_came_by_the_overflow_leaves_a_gap() {
+    let spill = tempfile::tempdir().expect("make a directory");
+    let directory = spill.path().to_str().expect("a path of letters");
+    let mut noting = Noting::start(&[], &[("SPILL_DIR", directory)]).await;
+    assert_eq!(noting.post(1, ORDERS).await, 200);
+    noting.known(1).await;
+    until("it is stored", SOON, async || noting.redis.stream_len("{spillway}:in").await == 1).await;
+    let log = append_only_file(noting.cell.directory());
+    let older = fs::metadata(&log).expect("the AOF").len();
+    let ends = |noting: &Noting| noting.receiver.output().matches("overflow is restored").count();
+    let before = ends(&noting);
+    noting.redis.kill9();
+    let mut spilled_at = now();
+    while noting.post(1, ORDERS).await != 200 {
+        spilled_at = now();
+    }
+    noting.redis.restart();
+    noting.redis.ready().await;
+    until("the overflow is restored", SOON, async || ends(&noting) > before).await;
+    assert_eq!(noting.redis.stream_len("{spillway}:in").await, 2);
+    // An older copy is loaded. Redis syncs each write, and has a socket: a restart alone is no gap.
+    noting.redis.kill9();
+    let file = OpenOptions::new().write(true).open(&log).expect("the AOF");
+    file.set_len(older).expect("cut the AOF");
+    noting.redis.restart();
+    noting.redis.ready().await;
+    let gap = noting.gap("lost", "").await;
+    assert!(gap.has(&spilled_at), "{spilled_at}: {gap:?}");
 }
 
 /// The file that Redis appends to.

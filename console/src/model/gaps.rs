@@ -54,4 +54,6 @@ pub enum GapCause {
     Lost,
     /// Nothing came for much longer than usual.
     Silent,
+    /// No receiver accepted webhooks.
+    Down,
 }

@@ -27,8 +27,8 @@ pub fn page(caller: &Caller, gaps: &GapList, query: &GapQuery) -> Markup {
         caller,
         &html! {
             p {
-                "Between these times, webhooks may be missing: they were refused, they may be lost, or nothing came for "
-                "much longer than usual. Ask Shopify for what changed then."
+                "Between these times, webhooks may be missing: they were refused, they may be lost, nothing came for "
+                "much longer than usual, or no receiver accepted any. Ask Shopify for what changed then."
             }
             form.filter method="get" action="/gaps" role="search" aria-label="Filter of gaps" {
                 (field("filter", "since", "Since", query.since.as_deref(), "1d"))
@@ -58,6 +58,7 @@ fn row(gap: &GapLine) -> Vec<Markup> {
         GapCause::Refused => state(StateLevel::Bad, "refused"),
         GapCause::Lost => state(StateLevel::Bad, "may be lost"),
         GapCause::Silent => state(StateLevel::Warning, "silent"),
+        GapCause::Down => state(StateLevel::Bad, "no receiver"),
     };
     vec![
         html! {
@@ -86,7 +87,11 @@ mod tests {
             to_ms: 2,
             cause,
         };
-        let all = vec![gap(hostile(), GapCause::Refused), gap(String::new(), GapCause::Lost)];
+        let all = vec![
+            gap(hostile(), GapCause::Refused),
+            gap(String::new(), GapCause::Lost),
+            gap("b.example".to_owned(), GapCause::Down),
+        ];
         let gaps = GapList { gaps: all, next: Some(hostile()) };
         let query = GapQuery {
             shop: Some("a.example".to_owned()),
@@ -95,6 +100,7 @@ mod tests {
         };
         let text = page(&caller(Role::Support), &gaps, &query).into_string();
         assert!(text.contains("any shop") && text.contains("may be lost"), "{text}");
+        assert!(text.contains("no receiver"), "{text}");
         assert!(text.contains(r#"href="/gaps.csv?shop=a.example""#), "{text}");
         assert_hygiene(&text);
     }

@@ -1,12 +1,13 @@
 #!lua flags=allow-oom
 -- Ends the restoration of a queue: puts it in place of the empty one, with the consumers' cursors, or removes it.
 -- KEYS  1 stream  2 rebuild  3 rebuilt stream  4 cell  5 counts  6 consumers  7 redactions
---       8 times at which they were noted
+--       8 times at which they were noted  9 gaps
 -- ARGV  1 finish | abandon | release  2 prefix
 --       release: 3 mark; removes it if the restoration has no plan yet
 --       finish: 3 plan  4 entries  5 cell  6 last id  7 webhooks appended  8 webhooks trimmed
 --               9 mark of settlements  10 mark of the restoration
---               11 number of redactions to note again, then for each: Spillway-Id, value
+--               11 number of redactions to note again  12 number of notes about what is lost  13 notes to keep
+--               then for each redaction: Spillway-Id, value  then the notes as JSON
 --               then for each consumer: name, kind ('' = not known), cursor, entries up to it, webhooks up to it,
 --               webhooks settled after it
 local function done(consumer) return ARGV[2] .. 'rebuild:done:' .. consumer end
@@ -33,7 +34,8 @@ end
 if redis.call('XLEN', KEYS[1]) > 0 then
   return redis.error_reply('NOTEMPTY the queue holds webhooks')
 end
-local first = 12 + 2 * tonumber(ARGV[11])
+local lost = 14 + 2 * tonumber(ARGV[11])
+local first = lost + tonumber(ARGV[12])
 -- Counts and cursors are set for the consumers that the plan knows, and nothing may wait for them elsewhere.
 local planned = {}
 for at = first, #ARGV, 6 do planned[ARGV[at]] = true end
@@ -81,10 +83,13 @@ for at = first, #ARGV, 6 do
 end
 local time = redis.call('TIME')
 local now = time[1] .. string.sub(string.format('%06d', time[2]), 1, 3)
-for at = 12, first - 1, 2 do
+for at = 14, lost - 1, 2 do
   if redis.call('HSETNX', KEYS[7], ARGV[at], ARGV[at + 1]) == 1 then
     redis.call('ZADD', KEYS[8], now, ARGV[at])
   end
+end
+for at = lost, first - 1 do
+  redis.call('XADD', KEYS[9], 'MAXLEN', '~', ARGV[13], '*', 'g', ARGV[at])
 end
 redis.call('XSETID', KEYS[1], last)
 redis.call('DEL', KEYS[2])

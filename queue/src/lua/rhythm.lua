@@ -1,9 +1,9 @@
 #!lua
 -- Adds what came since the last call to the rhythm of shops and topics, and notes silences that ended. Refused when
 -- Redis is full: the caller keeps it until there is room. Times of receivers are bounded by the clock of Redis.
--- KEYS  1 rhythm  2 gaps
+-- KEYS  1 rhythm  2 gaps  3 accepting
 -- ARGV  1 pairs to keep  2 least silence in ms  3 ms of a period  4 notes to keep  5 cursor of the sweep
---       6 ms for which a pair is kept that does not come  7 time since which the receiver accepts webhooks without a break
+--       6 ms for which a pair is kept that does not come
 --       then for each pair: field, first ms, last ms, count, longest ms
 local kept, least, period = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -12,7 +12,17 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local oldest, latest = now - tonumber(ARGV[6]), now + 60000
 local left = kept - redis.call('HLEN', KEYS[1])
 local function bounded(number) return math.max(0, oldest, math.min(latest, tonumber(number))) end
-local accepts_since = bounded(ARGV[7])
+-- Times in which no receiver accepted webhooks, as accepting.lua writes them.
+local holes = {}
+for number in string.gmatch(redis.call('GET', KEYS[3]) or '', '%d+') do holes[#holes + 1] = tonumber(number) end
+-- Milliseconds between two times in which webhooks could come.
+local function open(from, to)
+  local sum = math.max(0, to - from)
+  for at = 2, #holes - 1, 2 do
+    sum = sum - math.max(0, math.min(to, holes[at + 1]) - math.max(from, holes[at]))
+  end
+  return math.max(0, sum)
+end
 -- first ms, last ms, count, longest silence of this period and of the one before, number of the period
 local function read(text)
   local pair = {}
@@ -28,7 +38,7 @@ local function write(field, pair)
   for at = 1, 6 do pair[at] = string.format('%.0f', pair[at]) end
   redis.call('HSET', KEYS[1], field, table.concat(pair, ' '))
 end
-for i = 8, #ARGV, 5 do
+for i = 7, #ARGV, 5 do
   local field, count = ARGV[i], tonumber(ARGV[i + 3])
   local first = bounded(ARGV[i + 1])
   local last = math.max(first, bounded(ARGV[i + 2]))
@@ -36,9 +46,8 @@ for i = 8, #ARGV, 5 do
   local text = redis.call('HGET', KEYS[1], field)
   local pair = text and read(text)
   if pair then
-    -- While webhooks were refused, nothing could come: that is no silence.
-    local from = math.max(pair[2], accepts_since)
-    local silence = math.max(0, first - from)
+    -- While no receiver accepted webhooks, nothing could come: that is no silence. What was before and after is one.
+    local silence = open(pair[2], first)
     local usual = math.max(pair[4], pair[5])
     -- The same rule is in queue/src/rhythm.rs, for silences that last.
     local is_known = pair[3] >= 20 and pair[2] - pair[1] >= 24 * least
@@ -46,7 +55,7 @@ for i = 8, #ARGV, 5 do
       local space = string.find(field, ' ', 1, true)
       local note = {
         reason = 'silent', shop = string.sub(field, 1, space - 1), topic = string.sub(field, space + 1),
-        from_ms = from, to_ms = first, count = 0,
+        from_ms = pair[2], to_ms = first, count = 0,
       }
       redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'g', cjson.encode(note))
     end

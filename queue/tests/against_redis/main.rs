@@ -5,6 +5,7 @@
 //! with.
 
 mod append;
+mod accepting;
 mod audit;
 mod audit_keep;
 mod consumer;

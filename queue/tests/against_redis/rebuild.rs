@@ -3,6 +3,7 @@
 use spillway_queue::QueueError;
 use spillway_queue::checkpoint::read_state;
 use spillway_queue::consumers::{ConsumerKind, StartAt, cell, forget, register};
+use spillway_queue::gaps::{self, GapReason, NotedGap};
 use spillway_queue::lane::{KeyScheme, LaneChanges, LaneRow};
 use spillway_queue::rebuild::{
     Rebuild, RebuiltConsumer, RebuiltEntry, RebuiltNote, RebuiltQueue, abandon, hold, release,
@@ -52,6 +53,7 @@ fn queue() -> RebuiltQueue {
         trimmed: 100,
         consumers: vec![http, archive],
         notes: Vec::new(),
+        lost: Vec::new(),
     }
 }
 
@@ -223,6 +225,39 @@ async fn redactions_are_noted_with_the_restored_queue_or_not_at_all() {
     assert_eq!(noted, [(id(3), "restored", &b"pack 3"[..]), (id(4), "restored", &b"pack 4"[..])]);
     let known = status::read(&redis, &mut connection).await.expect("a status");
     assert_eq!(known.consumers.len(), 2, "consumers follow the notes");
+}
+
+#[tokio::test]
+async fn what_is_lost_is_noted_with_the_restored_queue_or_not_at_all() {
+    let server = Server::start(&[]).await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    let names = NAMES.map(str::to_owned);
+    let lost = |from_ms| NotedGap {
+        reason: GapReason::Lost,
+        shop: String::new(),
+        topic: String::new(),
+        from_ms,
+        to_ms: from_ms + 1,
+        count: 0,
+    };
+    let note = RebuiltNote {
+        webhook: WebhookId { cell: 0xa1b2_c3d4, entry: id(3), index: 0 },
+        consumer: "restored".to_owned(),
+        pack: b"pack".to_vec(),
+    };
+    let lost = vec![lost(3), lost(9)];
+    let queue = RebuiltQueue { entries: 1, notes: vec![note], lost: lost.clone(), ..queue() };
+    let rebuild = rebuild(&server, "one").await;
+    rebuild.begin(&mut connection, &names).await.expect("it begins");
+    let early = rebuild.finish(&mut connection, &queue).await;
+    assert!(matches!(early, Err(QueueError::OutOfStep)), "{early:?}");
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:gaps"]).await, 0);
+    rebuild.add(&mut connection, 0, &[entry(5, &[])]).await.expect("written");
+    rebuild.finish(&mut connection, &queue).await.expect("it is complete");
+    let noted = gaps::page(&redis, &mut connection, StreamId::ZERO, 10).await.expect("notes");
+    assert_eq!(noted.into_iter().map(|(_, note)| note).collect::<Vec<_>>(), lost);
+    let pending = redactions::pending(&redis, &mut connection).await.expect("they are read");
+    assert_eq!(pending.noted.len(), 1);
 }
 
 #[tokio::test]

@@ -23,7 +23,8 @@ async fn a_note_that_comes_late_sets_nothing_back() {
     claim.restore(&mut connection, 0, &[(1, 1, &b"one"[..]), (2, 1, &b"two"[..])]).await.unwrap();
     // Redis came back with older data: it has what was restored up to 2.
     claim.note(&mut connection, 2, 2).await.unwrap();
-    claim.restore(&mut connection, 2, &[(3, 1, &b"three"[..])]).await.unwrap();
+    let entry = claim.restore(&mut connection, 2, &[(3, 1, &b"three"[..])]).await.unwrap();
+    assert_eq!(server.ids("{spillway}:in").await.last(), Some(&entry.to_string()));
 
     let late = claim.note(&mut connection, 2, 2).await;
     assert!(matches!(late, Err(QueueError::OutOfStep)), "{late:?}");

@@ -28,9 +28,20 @@ pub struct ConnectionFacts {
 }
 
 impl LossWatch {
-    /// Returns true if the run of this connection is known.
+    /// Returns true if the run of this connection is known, and no loss is left to note.
     pub fn is_known(&self, generation: u64) -> bool {
-        self.generation == Some(generation)
+        self.generation == Some(generation) && self.found.is_none()
+    }
+
+    /// Handles the end of the stream as a new connection finds it, before anything is appended on that: it is a loss if an
+    /// entry was confirmed before that is later. Afterwards, what is appended would hide it.
+    pub fn on_stream_end(&mut self, stored_ms: u64, newest_ms: u64, now_ms: u64) {
+        if stored_ms > newest_ms {
+            // An empty stream says nothing about the time.
+            let is_empty = newest_ms == 0;
+            let from_ms = if is_empty { stored_ms.saturating_sub(UNSYNCED_MS) } else { newest_ms };
+            self.find(from_ms, now_ms);
+        }
     }
 
     /// Handles an answer of a Redis whose run is known.
@@ -45,29 +56,31 @@ impl LossWatch {
         let ConnectionFacts { stored_ms, keeps_all, now_ms } = facts;
         let is_another_run = !run.before.is_empty() && run.before != run.current;
         let newest_ms = run.newest.ms;
-        let from_ms = if stored_ms > newest_ms {
-            // An empty stream says nothing about the time.
-            Some(if newest_ms == 0 { stored_ms.saturating_sub(UNSYNCED_MS) } else { newest_ms })
+        if stored_ms > newest_ms {
+            self.on_stream_end(stored_ms, newest_ms, now_ms);
         } else if is_another_run && !keeps_all {
-            Some(self.answered_ms.unwrap_or(newest_ms).saturating_sub(UNSYNCED_MS))
-        } else {
-            None
-        };
-        if let Some(from_ms) = from_ms {
-            let (shop, topic) = Default::default();
-            let reason = GapReason::Lost;
-            // Found before, but not written.
-            let from_ms = self.found.take().map_or(from_ms, |found| found.from_ms.min(from_ms));
-            self.found = Some(NotedGap { reason, shop, topic, from_ms, to_ms: now_ms, count: 0 });
+            let from_ms = self.answered_ms.unwrap_or(newest_ms).saturating_sub(UNSYNCED_MS);
+            self.find(from_ms, now_ms);
         }
         self.found.clone()
     }
 
-    /// Handles that the run of this connection, and a loss before it, is written.
-    pub fn on_noted(&mut self, generation: u64, now_ms: u64) {
+    /// Handles that the run of this connection is written, with the loss that [`Self::on_run`] returned.
+    pub fn on_noted(&mut self, generation: u64, lost: Option<&NotedGap>, now_ms: u64) {
         self.generation = Some(generation);
         self.answered_ms = Some(now_ms);
-        self.found = None;
+        // Another one may be found meanwhile.
+        if self.found.as_ref() == lost {
+            self.found = None;
+        }
+    }
+
+    fn find(&mut self, from_ms: u64, now_ms: u64) {
+        let (shop, topic) = Default::default();
+        let reason = GapReason::Lost;
+        // Found before, but not written.
+        let from_ms = self.found.take().map_or(from_ms, |found| found.from_ms.min(from_ms));
+        self.found = Some(NotedGap { reason, shop, topic, from_ms, to_ms: now_ms, count: 0 });
     }
 }
 
@@ -91,7 +104,7 @@ mod tests {
         let mut watch = LossWatch::default();
         watch.on_answer(50_000);
         let lost = watch.on_run(run, facts);
-        watch.on_noted(1, facts.now_ms);
+        watch.on_noted(1, lost.as_ref(), facts.now_ms);
         assert!(watch.is_known(1) && !watch.is_known(2));
         lost.iter().map(|note| (note.from_ms, note.to_ms)).collect()
     }
@@ -106,8 +119,29 @@ mod tests {
         let later = ConnectionFacts { now_ms: 103_000, ..facts(101_000, true) };
         let found = watch.on_run(&run("a", "b", 101_000), later).expect("the loss");
         assert_eq!((found.from_ms, found.to_ms), (40_000, 100_000));
-        watch.on_noted(1, 103_000);
+        watch.on_noted(1, Some(&found), 103_000);
         assert_eq!(watch.on_run(&run("b", "b", 101_000), later), None);
+    }
+
+    #[test]
+    fn a_loss_is_found_although_a_shard_appends_before_the_look() {
+        let mut watch = LossWatch::default();
+        watch.on_noted(1, None, 49_500);
+        watch.on_stream_end(49_000, 49_000, 49_600);
+        assert!(watch.is_known(1));
+        // A shard connects: the stream ends too early. Then it appends, and the look finds the new entry.
+        watch.on_stream_end(49_000, 40_000, 50_000);
+        assert!(!watch.is_known(1), "it is noted with the next look");
+        let lost = watch.on_run(&run("a", "a", 50_100), facts(50_100, true)).expect("a loss");
+        assert_eq!((lost.from_ms, lost.to_ms), (40_000, 50_000));
+        // Another one is found while this one is written.
+        watch.on_stream_end(50_100, 30_000, 51_000);
+        watch.on_noted(1, Some(&lost), 51_001);
+        assert!(!watch.is_known(1));
+        let lost = watch.on_run(&run("a", "a", 50_100), facts(50_100, true)).expect("a loss");
+        assert_eq!((lost.from_ms, lost.to_ms), (30_000, 51_000));
+        watch.on_noted(1, Some(&lost), 51_002);
+        assert!(watch.is_known(1));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use spillway_queue::leader::{BUMP_EVERY, StallDetector};
 use spillway_queue::restore::{Claimed, Restored, SpillClaim};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_spill::{LogReader, RecordBatch};
+use spillway_webhook::StreamId;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -267,7 +268,7 @@ impl Restorer {
                 pace.was_late(chunk.records.len(), bytes);
                 return Err(RestoreError::Late { bytes });
             };
-            restored?;
+            looks.stored().on_confirmed(restored?.ms);
             pace.was_taken(chunk.bytes(), took);
             gate.restored_in(took);
             numbers.restored = Some(last);
@@ -450,7 +451,7 @@ async fn send(
     restoring: &mut Connection,
     after: u64,
     chunk: &RecordBatch,
-) -> Result<(), QueueError> {
+) -> Result<StreamId, QueueError> {
     let packs: Vec<Restored<'_>> = chunk
         .records
         .iter()

@@ -1,14 +1,17 @@
 //! One append to the queue: its time limits, and what is known when it ends.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use spillway_process::clock::wall_clock_ms;
 use spillway_process::error::chain;
 use spillway_queue::append::{AppendError, Appender, Fence};
 use spillway_queue::{QueueError, Redis};
 use spillway_webhook::StreamId;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::gaps::GapLog;
 use crate::store::looks::{QueueHealth, RedisLooks};
 
 /// Looks at Redis that were answered, of one a second, before an unanswered append is given up.
@@ -25,9 +28,16 @@ type AppendOutcome = Result<StreamId, AppendError>;
 /// Appends of one shard, one after the other. The connection is made again when Redis was away.
 pub struct ShardAppender {
     redis: Redis,
+    view: Arc<AppenderView>,
     /// `None` while an append is under way, or after one that hung.
     appender: Option<Appender>,
     generation: u64,
+}
+
+/// State of Redis and of the gaps, as appends see and change it.
+pub struct AppenderView {
+    looks: Arc<RedisLooks>,
+    gaps: Arc<GapLog>,
 }
 
 /// Append under way, which owns its connection.
@@ -55,23 +65,19 @@ pub enum AppendEnd {
 
 impl ShardAppender {
     /// Appender without a connection yet. It connects with the first append.
-    pub fn new(redis: Redis) -> Self {
-        Self { redis, appender: None, generation: 0 }
+    pub fn new(redis: Redis, view: Arc<AppenderView>) -> Self {
+        Self { redis, view, appender: None, generation: 0 }
     }
 
-    /// Starts to append a pack of `count` webhooks. A connection from before `generation` is not
-    /// used: it would break with the pack on it, and leave its outcome unknown. Nothing is sent if
+    /// Starts to append a pack of `count` webhooks. A connection from before the watch's newest one is
+    /// not used: it would break with the pack on it, and leave its outcome unknown. Nothing is sent if
     /// it takes until `send_by` to connect: a sender that was answered by then may have sent its
     /// webhook again, and later ones, to another shard.
-    pub fn start(
-        &mut self,
-        pack: &[u8],
-        count: u32,
-        generation: u64,
-        send_by: Instant,
-    ) -> RunningAppend {
+    pub fn start(&mut self, pack: &[u8], count: u32, send_by: Instant) -> RunningAppend {
         let new = || Appender::new(self.redis.clone());
         let mut appender = self.appender.take().unwrap_or_else(new);
+        let generation = self.view.looks.generation();
+        let view = self.view.clone();
         if std::mem::replace(&mut self.generation, generation) != generation {
             appender.disconnect();
         }
@@ -80,7 +86,7 @@ impl ShardAppender {
             fence: appender.fence(),
             pack_bytes: pack.len(),
             outcome: Box::pin(async move {
-                let outcome = match appender.connect().await {
+                let outcome = match view.connect(&mut appender).await {
                     Ok(is_new) if is_new && Instant::now() >= send_by => Err(too_late()),
                     Ok(_) => appender.send(append).await,
                     Err(error) => Err(AppendError::NotStored(error)),
@@ -93,6 +99,36 @@ impl ShardAppender {
     /// Returns the connection for the next append.
     pub fn put_back(&mut self, appender: Appender) {
         self.appender = Some(appender);
+    }
+}
+
+impl AppenderView {
+    /// A view of these.
+    pub fn new(looks: Arc<RedisLooks>, gaps: Arc<GapLog>) -> Arc<Self> {
+        Arc::new(Self { looks, gaps })
+    }
+
+    /// Connects, unless there is a connection. Returns true if there was none. A shard may be the first to connect to a
+    /// Redis that has just lost data: that would not show any more after its append.
+    async fn connect(&self, appender: &mut Appender) -> Result<bool, QueueError> {
+        let stored_ms = self.looks.stored().ms();
+        let is_new = appender.connect().await?;
+        if is_new && stored_ms > 0 {
+            match appender.read_run().await {
+                Ok(run) => {
+                    self.gaps.losses().on_stream_end(stored_ms, run.newest.ms, wall_clock_ms());
+                }
+                Err(error @ QueueError::Unreachable(_)) => {
+                    appender.disconnect();
+                    return Err(error);
+                }
+                // It may append all the same.
+                Err(error) => {
+                    tracing::debug!(error = chain(&error), "the end of the stream is not known");
+                }
+            }
+        }
+        Ok(is_new)
     }
 }
 
@@ -186,6 +222,7 @@ mod tests {
     use std::thread::{self, JoinHandle};
 
     use super::*;
+    use crate::store::gate::Gate;
 
     /// A Redis that begins to answer after `delay`. Returns what was sent to it.
     fn slow_redis(socket: &Path, delay: Duration) -> JoinHandle<String> {
@@ -206,14 +243,20 @@ mod tests {
         })
     }
 
+    fn view() -> Arc<AppenderView> {
+        let looks = RedisLooks::new(Gate::new(false, Duration::from_secs(3)));
+        AppenderView::new(looks, Arc::default())
+    }
+
     /// Appends to a Redis that needs 200 ms for a connection. Returns the end and what was sent.
     async fn appended(send_within: Duration) -> (AppendEnd, String) {
         let directory = tempfile::tempdir().expect("a directory");
         let socket = directory.path().join("redis.sock");
         let redis = slow_redis(&socket, Duration::from_millis(200));
         let url = format!("unix://{}", socket.display());
-        let mut appender = ShardAppender::new(Redis::new(&url, "{spillway}:").expect("a good URL"));
-        let mut append = appender.start(b"pack", 1, 0, Instant::now() + send_within);
+        let redis = Redis::new(&url, "{spillway}:").expect("a good URL");
+        let mut appender = ShardAppender::new(redis, view());
+        let mut append = appender.start(b"pack", 1, Instant::now() + send_within);
         let ended = append.within(Duration::from_secs(60)).await;
         drop((append, appender));
         let (connection, end) = ended.expect("it ends");

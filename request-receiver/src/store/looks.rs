@@ -34,6 +34,22 @@ impl QueueHealth {
     }
 }
 
+/// Newest entry that Redis has confirmed, appended or restored: a stream that ends before it lost something.
+#[derive(Debug, Default)]
+pub struct NewestStored(AtomicU64);
+
+impl NewestStored {
+    /// Handles a confirmation. The time is that of the entry, by Redis' clock.
+    pub fn on_confirmed(&self, entry_ms: u64) {
+        self.0.fetch_max(entry_ms, Ordering::Relaxed);
+    }
+
+    /// Time of the newest entry; 0 if none was confirmed.
+    pub fn ms(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Results of the looks at Redis. Each change of health is passed on to the store mode.
 pub struct RedisLooks {
     gate: Arc<Gate>,
@@ -46,6 +62,7 @@ pub struct RedisLooks {
     answered: AtomicU64,
     /// Grows when Redis did not answer as it should. It may be another instance since then.
     suspicions: AtomicU64,
+    stored: NewestStored,
     look_now: Notify,
     /// Cancelled by the first look.
     looked: CancellationToken,
@@ -61,6 +78,7 @@ impl RedisLooks {
             generation: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             suspicions: AtomicU64::new(0),
+            stored: NewestStored::default(),
             look_now: Notify::new(),
             looked: CancellationToken::new(),
         })
@@ -192,6 +210,11 @@ impl RedisLooks {
     /// Number of looks that Redis has answered.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Newest entry that Redis has confirmed.
+    pub fn stored(&self) -> &NewestStored {
+        &self.stored
     }
 
     /// Counts a look that Redis has answered.

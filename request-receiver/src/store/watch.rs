@@ -119,6 +119,7 @@ impl RedisWatch {
                     self.unusable(QueueHealth::Unavailable, &reason)
                 }
             };
+            self.store.gaps().on_look(self.store.takes().is_ok(), wall_clock_ms());
             looks.set_looked();
             let pause = if is_usable { LOOK_EVERY } else { LOOK_AGAIN };
             tokio::select! {
@@ -139,7 +140,13 @@ impl RedisWatch {
         let connected = match connection {
             Some(connected) => connected,
             None => {
-                let connected = self.redis.connect(Some(LOOK_TIMEOUT)).await?;
+                let mut connected = self.redis.connect(Some(LOOK_TIMEOUT)).await?;
+                // Before the shards connect: what they append here would hide a loss.
+                let stored_ms = looks.stored().ms();
+                if let Ok(run) = read_run(&self.redis, &mut connected).await {
+                    let mut losses = self.store.gaps().losses();
+                    losses.on_stream_end(stored_ms, run.newest.ms, wall_clock_ms());
+                }
                 looks.renew_connections();
                 connection.insert(connected)
             }
@@ -188,7 +195,7 @@ impl RedisWatch {
             return gaps.losses().on_answer(wall_clock_ms());
         }
         // Read first: an append that is confirmed from now on is not of the past.
-        let stored_ms = gaps.newest_stored_ms();
+        let stored_ms = self.store.looks().stored().ms();
         let durability = health::durability(facts, self.durability.is_vouched);
         let keeps_all = durability == Durability::Vouched
             || durability == Durability::Always && self.redis.is_local();
@@ -196,10 +203,10 @@ impl RedisWatch {
             let run = read_run(&self.redis, connection).await?;
             let facts = ConnectionFacts { stored_ms, keeps_all, now_ms: wall_clock_ms() };
             let lost = gaps.losses().on_run(&run, facts);
-            note_run(&self.redis, connection, &run, lost.as_ref()).await
+            note_run(&self.redis, connection, &run, lost.as_ref()).await.map(|()| lost)
         };
         match noting.await {
-            Ok(()) => gaps.losses().on_noted(generation, wall_clock_ms()),
+            Ok(lost) => gaps.losses().on_noted(generation, lost.as_ref(), wall_clock_ms()),
             Err(error) => {
                 tracing::debug!(error = chain(&error), "the run of redis could not be noted");
             }
@@ -307,7 +314,6 @@ impl RedisWatch {
     }
 
     fn refusing(&self, reason: &str) {
-        self.store.gaps().on_closed(wall_clock_ms());
         if self.readiness.not_ready(reason) {
             tracing::error!(reason, "the queue is not usable; webhooks are answered 503");
         }
@@ -315,7 +321,6 @@ impl RedisWatch {
 
     fn spilling(&self, log: &dyn OverflowLog, reason: &str) {
         if let Some(trouble) = log.trouble() {
-            self.store.gaps().on_closed(wall_clock_ms());
             let reason = format!("{trouble}; {reason}");
             if self.readiness.not_ready(reason.clone()) {
                 tracing::error!(reason, "webhooks cannot be spilled; they are answered 503");

@@ -43,6 +43,7 @@ pub(super) fn cause(cause: GapCause) -> &'static str {
         GapCause::Refused => "refused",
         GapCause::Lost => "lost",
         GapCause::Silent => "silent",
+        GapCause::Down => "down",
     }
 }
 
@@ -99,6 +100,7 @@ fn of_note(note: NotedGap) -> GapLine {
         GapReason::Refused => GapCause::Refused,
         GapReason::Lost => GapCause::Lost,
         GapReason::Silent => GapCause::Silent,
+        GapReason::Down => GapCause::Down,
     };
     let NotedGap { shop, topic, from_ms, to_ms, .. } = note;
     GapLine { shop, topic, from_ms, to_ms, cause }

@@ -241,6 +241,7 @@ impl RestorePlanner {
             trimmed,
             consumers,
             notes: Vec::new(),
+            lost: Vec::new(),
         }
     }
 }
