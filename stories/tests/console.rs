@@ -24,7 +24,7 @@ const PERSONAL: &str = "the permission to see personal data";
 const OPERATOR: &str = "the role operator";
 
 /// Routes that are not in the API's document, with what they need.
-const PAGES: [(&str, &str, &str); 27] = [
+const PAGES: [(&str, &str, &str); 30] = [
     ("GET", "/", VIEWER),
     ("GET", "/lanes", VIEWER),
     ("GET", "/webhooks", SUPPORT),
@@ -38,9 +38,12 @@ const PAGES: [(&str, &str, &str); 27] = [
     ("GET", "/doctor", VIEWER),
     ("GET", "/gaps", SUPPORT),
     ("GET", "/gaps.csv", SUPPORT),
+    ("GET", "/jobs", SUPPORT),
     ("GET", "/jobs/{id}", SUPPORT),
     ("GET", "/demo", OPERATOR),
     ("GET", "/login", ANYBODY),
+    ("GET", "/livez", ANYBODY),
+    ("GET", "/readyz", ANYBODY),
     ("GET", "/events/overview", VIEWER),
     ("GET", "/events/jobs/{id}", SUPPORT),
     ("GET", DOCUMENT, VIEWER),

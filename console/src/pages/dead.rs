@@ -5,6 +5,7 @@ use maud::{Markup, html};
 use super::figures::{counted, moment, thousands};
 use super::forms::ChangeForm;
 use super::frame::ConsoleView;
+use super::job::JOBS;
 use super::links;
 use super::parts::{TableColumn, field, list, pager};
 use crate::access::{Caller, Permission};
@@ -39,6 +40,7 @@ pub fn page(caller: &Caller, dead: &DeadList, query: &DeadQuery) -> Markup {
                 (pager("/dead", query, dead.next.as_deref(), rows.is_empty()))
             }
             @if !is_empty { (changes(caller, &of_query(dead, query))) }
+            p { a href=(JOBS) { "Jobs" } ": counts, replays and drops, and how far they are." }
         },
     )
 }
@@ -200,6 +202,7 @@ mod tests {
                 assert_eq!(text.contains("name=\"force\""), role == Role::Admin, "{role}");
                 assert_hygiene(text);
             }
+            assert!(list.contains(r#"href="/jobs""#), "{role}");
             assert!(list.contains("100,000 dead letters") && one.contains("status 500"));
         }
     }

@@ -37,8 +37,15 @@ impl Jobs {
             consumer: consumer.clone(),
             actor: actor.clone(),
         };
-        let order =
-            |filter: String| JobOrder { verb, consumer, filter, actor: actor.name, expected };
+        let order = |filter: String| JobOrder {
+            verb,
+            consumer,
+            filter,
+            actor: actor.name,
+            expected,
+            rate,
+            force,
+        };
         let stop = &console.stop;
         match verb {
             JobVerb::DeadReplay | JobVerb::DeadDrop => {
