@@ -17,6 +17,7 @@ pub mod csrf;
 mod etag;
 pub mod guard;
 pub mod headers;
+mod idle;
 pub mod login;
 mod login_rate;
 pub mod model;

@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spillway_console::ProblemDetails;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// Age up to which an answer is shown at once, while a new one is found.
 const STALE: Duration = Duration::from_secs(60);
+/// Age up to which a problem is told again. What was busy may not be any more.
+const PROBLEM_FRESH: Duration = Duration::from_secs(1);
 /// Time for which a request waits for the first answer.
 const WITHIN: Duration = Duration::from_secs(5);
 /// Questions whose answers are kept unless another number is given.
@@ -59,7 +61,7 @@ impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
         let slot = self.slot(question);
         let mut latest = slot.latest.subscribe();
         let known = latest.borrow_and_update().clone();
-        let is_fresh = known.as_ref().is_some_and(|known| known.at.elapsed() < self.fresh);
+        let is_fresh = known.as_ref().is_some_and(|known| known.is_fresh(self.fresh));
         if !is_fresh && !slot.is_asked.swap(true, Ordering::AcqRel) {
             let asked = ask();
             tokio::spawn(async move {
@@ -96,9 +98,19 @@ impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
     }
 }
 
+impl<V> KeptAnswer<V> {
+    /// True if it needs no other in its place. An answer is new up to the age `fresh`.
+    fn is_fresh(&self, fresh: Duration) -> bool {
+        let fresh = if self.answer.is_ok() { fresh } else { fresh.min(PROBLEM_FRESH) };
+        self.at.elapsed() < fresh
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::ready;
+
+    use tokio::time::advance;
 
     use super::*;
 
@@ -122,5 +134,17 @@ mod tests {
         let problem = || ready(Err::<u8, _>(ProblemDetails::unavailable("not now")));
         assert!(kept.get("a", problem).await.is_err());
         assert_eq!(kept.get("a", || ready(Ok(7))).await.map(|found| *found), Ok(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_problem_is_not_told_as_long_as_an_answer_is_kept() {
+        let kept = KeptAnswers::new(Duration::from_secs(3600));
+        let busy = || ready(Err::<u8, _>(ProblemDetails::unavailable("busy")));
+        assert!(kept.get("a", busy).await.is_err());
+        assert!(kept.get("a", || ready(Ok(7))).await.is_err(), "the same for all who ask at once");
+        advance(PROBLEM_FRESH).await;
+        assert_eq!(kept.get("a", || ready(Ok(7))).await.map(|found| *found), Ok(7));
+        advance(Duration::from_secs(60)).await;
+        assert_eq!(kept.get("a", busy).await.map(|found| *found), Ok(7));
     }
 }
