@@ -34,8 +34,11 @@ pub(crate) struct BusyConnection(Arc<OpenConnection>);
 impl IdleConnections {
     /// Adds a connection, which is idle at first.
     pub(crate) fn open(&self) -> Arc<OpenConnection> {
-        let (all, close) = (self.clone(), CancellationToken::new());
-        let connection = OpenConnection { all, place: AtomicU64::new(0), close };
+        let connection = OpenConnection {
+            all: self.clone(),
+            place: AtomicU64::new(0),
+            close: CancellationToken::new(),
+        };
         connection.rest();
         Arc::new(connection)
     }

@@ -27,6 +27,7 @@ pub mod pages;
 pub mod password;
 pub mod peer;
 mod peer_slots;
+pub mod probes;
 pub mod problem;
 pub mod proxy;
 pub mod route;

@@ -1,5 +1,5 @@
-//! An order to drop, and how far the consumer has carried it out. The consumer counts all that it drops, whoever ordered
-//! it: if other orders come between, the count says nothing about this one.
+//! An order to drop, and how far the consumer has carried it out. The consumer counts all that it drops, of each
+//! order: if other orders come between, the count says nothing about this one.
 
 use std::time::Duration;
 

@@ -52,26 +52,20 @@ impl Jobs {
                 let which = flags_of(&selection);
                 let times = DeadTimes { since: selection.since, until: selection.until };
                 let filter = DeadFilter::of(which, times)?;
-                if filter.is_empty() && !selection.all {
-                    return Err(needs_all());
-                }
+                ensure_meant(filter.is_empty(), selection.all)?;
                 let how = if verb == JobVerb::DeadReplay { Take::Replay } else { Take::Drop };
                 let order = order(filter.to_string());
                 self.begin(order, DeadWork { target, filter, how, rate, force }, stop)
             }
             JobVerb::Drop => {
                 let filter = filter_of(&selection)?;
-                if filter.is_empty() && !selection.all {
-                    return Err(needs_all());
-                }
+                ensure_meant(filter.is_empty(), selection.all)?;
                 let order = order(filter.to_string());
                 self.begin(order, DropWork { target, filter, force }, stop)
             }
             JobVerb::ArchiveReplay => {
                 let filter = flags_of(&selection).checked()?;
-                if filter.is_empty() && !selection.all {
-                    return Err(needs_all());
-                }
+                ensure_meant(filter.is_empty(), selection.all)?;
                 let range = range_of(&selection)?;
                 let until = range.to.as_deref().unwrap_or("now");
                 let told = format!("{filter}, from {} to {until}", range.from);
@@ -100,6 +94,11 @@ impl Jobs {
         let request = ChangeRequest { selection, expected, digest, rate, force: false };
         self.order(console, actor, consumer, JobVerb::ArchiveReplay, request)
     }
+}
+
+/// Checks that everything of a consumer is meant only if the caller says so.
+fn ensure_meant(is_everything: bool, is_all: bool) -> Result<(), ProblemDetails> {
+    if is_everything && !is_all { Err(needs_all()) } else { Ok(()) }
 }
 
 /// Range of a selection, in RFC 3339.

@@ -12,7 +12,7 @@ use super::{JobOrder, JobVerb};
 pub(super) const AT_ONCE: usize = 4;
 /// Those of them of one caller.
 pub(super) const CALLER_MAX: usize = 2;
-/// Drops of waiting webhooks of one consumer at once: it counts all that it drops, whoever ordered it.
+/// Drops of waiting webhooks of one consumer at once: it counts all that it drops, of each order.
 const CONSUMER_MAX: usize = 1;
 const _: () = assert!(CALLER_MAX < AT_ONCE, "one caller never has all turns");
 

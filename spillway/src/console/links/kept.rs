@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 /// Age up to which an answer is shown at once, while a new one is found.
 const STALE: Duration = Duration::from_secs(60);
-/// Age up to which a problem is told again. What was busy may not be any more.
+/// Age up to which a problem is returned again. What was busy may not be any more.
 const PROBLEM_FRESH: Duration = Duration::from_secs(1);
 /// Time for which a request waits for the first answer.
 const WITHIN: Duration = Duration::from_secs(5);
