@@ -19,6 +19,7 @@ use crate::csrf::ensure_token;
 use crate::login::LOGIN;
 use crate::origin::AllowedHosts;
 use crate::pages::problem::PageProblem;
+use crate::probes::is_probe;
 use crate::problem::ProblemDetails;
 
 /// Largest body of a change. A form has some hundred bytes.
@@ -51,12 +52,15 @@ pub(crate) struct GuardedRoute {
     pub is_api: bool,
 }
 
-/// Lets a request for one of our hosts through.
+/// Lets a request for one of our hosts through, and a probe for any.
 pub(crate) async fn ensure_host(
     State(hosts): State<Arc<AllowedHosts>>,
     request: Request,
     next: Next,
 ) -> Response {
+    if is_probe(request.uri().path()) {
+        return next.run(request).await;
+    }
     match hosts.ensure_host(request.headers()) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
@@ -194,6 +198,7 @@ mod tests {
         RouteTable::new([
             ConsoleRoute::read("/login", Permission::Public, done),
             ConsoleRoute::change("/login", Permission::Public, done),
+            ConsoleRoute::read("/livez", Permission::Public, done),
             ConsoleRoute::read("/", Permission::Look, done),
             ConsoleRoute::read("/api/v1/body", Permission::Personal, done),
             ConsoleRoute::change("/api/v1/drop", Permission::Operate, done),
@@ -243,6 +248,15 @@ mod tests {
                 assert_eq!(answer, expected, "{method} {} as {role:?}", facts.path);
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_probe_needs_neither_a_login_nor_our_host_and_all_else_does() {
+        let router = router(Arc::new(NoAccess));
+        let elsewhere = [("host", "10.1.2.3:9820")];
+        assert_eq!(status(&router, "GET", "/livez", &elsewhere).await, StatusCode::OK);
+        assert_eq!(status(&router, "GET", "/login", &elsewhere).await, StatusCode::FORBIDDEN);
+        assert_eq!(status(&router, "GET", "/", &[]).await, StatusCode::UNAUTHORIZED);
     }
 
     /// Knows everybody as one user with a session.

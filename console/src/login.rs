@@ -20,8 +20,10 @@ use crate::users::Users;
 
 /// Path of the login page.
 pub const LOGIN: &str = "/login";
-/// Passwords that are checked at once: each takes 20 MB and a core.
-const CHECKS_MAX: usize = 2;
+/// Memory of passwords that are checked at once, in MiB. One check takes 19 MiB, or what the file says, up to all of it.
+const CHECKS_MIB: u16 = 64;
+/// Least memory that a check counts as, so that two are made at once: each takes a core.
+const CHECK_MIB_MIN: u16 = CHECKS_MIB / 2;
 /// Logins that wait for that. More are refused at once.
 const WAITING_MAX: usize = 30;
 /// Longest path to go to after a login.
@@ -39,7 +41,7 @@ pub struct LoginDesk {
     /// Time of the last warning of a proxy that is none of these.
     warning: ProxyWarning,
     rate: LoginRate,
-    /// Permits to check a password.
+    /// Permits to check a password: one for each MiB.
     checks: Arc<Semaphore>,
     /// Permits to wait for one of those.
     waiting: Semaphore,
@@ -72,7 +74,7 @@ impl LoginDesk {
             proxies,
             warning: ProxyWarning::default(),
             rate: LoginRate::new(),
-            checks: Arc::new(Semaphore::new(CHECKS_MAX)),
+            checks: Arc::new(Semaphore::new(usize::from(CHECKS_MIB))),
             waiting: Semaphore::new(WAITING_MAX),
             decoy,
         }
@@ -133,7 +135,8 @@ impl LoginDesk {
         password: Zeroizing<String>,
     ) -> Result<bool, LoginRefusal> {
         let _waiting = self.waiting.try_acquire().map_err(|_| LoginRefusal::Busy)?;
-        let permit = self.checks.clone().acquire_owned().await;
+        let memory = hash.memory_mib().clamp(CHECK_MIB_MIN.into(), CHECKS_MIB.into());
+        let permit = self.checks.clone().acquire_many_owned(memory).await;
         let permit = permit.expect("BUG: the semaphore is never closed");
         let hash = hash.clone();
         // The permit goes along: a browser that leaves does not end the work.
@@ -296,6 +299,24 @@ mod tests {
         assert_eq!(wrong, 10);
         let told = log_in(&desk, "mia", "right").await;
         assert!(matches!(told, Err(LoginRefusal::TooMany(_))), "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn passwords_that_take_much_memory_are_checked_one_after_the_other() {
+        let params =
+            argon2::Params::new(u32::from(CHECKS_MIB) << 10, 1, 1, None).expect("good costs");
+        let large = PasswordHash::with(params, b"right");
+        let desk = desk(&format!("mia:viewer:{large}\ntom:viewer:{}", cheap("right")));
+        let one_is_checked = desk.checks.clone().try_acquire_many_owned(CHECK_MIB_MIN.into());
+        assert!(log_in(&desk, "tom", "right").await.is_ok(), "there is room for a usual one");
+        let mut mia = Box::pin(log_in(&desk, "mia", "right"));
+        tokio::select! {
+            biased;
+            _ = &mut mia => panic!("there is no room for a large one"),
+            () = std::future::ready(()) => {}
+        }
+        drop(one_is_checked.expect("nobody else logs in"));
+        assert!(mia.await.is_ok());
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod forms;
 pub mod frame;
 pub mod gaps;
 pub mod job;
+pub mod jobs;
 pub mod lanes;
 pub mod links;
 pub mod login;

@@ -18,14 +18,17 @@ const _: () = assert!(LENGTH_MIN < LENGTH_MAX, "some passwords are good");
 const SALT_BYTES: usize = 16;
 /// Bytes of a hash that we make.
 const HASH_BYTES: usize = 32;
-/// Bounds for the parameters of a hash that someone else made: 256 MiB, 16 passes, 8 lanes. A mistake in the file must
-/// not stop the process.
-const MEMORY_KIB_MAX: u32 = 256 << 10;
+/// Bounds for the parameters of a hash that someone else made: 64 MiB, 16 passes, 8 lanes. Nobody has to be known to have
+/// a password checked, so a mistake in the file must not stop the process: its unit has 512 MiB.
+const MEMORY_KIB_MAX: u32 = 64 << 10;
 const PASSES_MAX: u32 = 16;
 const LANES_MAX: u32 = 8;
 
 /// Form that is expected.
 const FORM: &str = "is no Argon2id hash such as $argon2id$v=19$m=19456,t=2,p=1$salt$hash";
+
+/// Problem of a hash that takes more memory.
+const TOO_MUCH: &str = "takes more than 64 MiB to check (m=65536): set the password again with `spillway console user password`";
 
 /// Argon2id hash of a password.
 #[derive(Clone, PartialEq, Eq)]
@@ -48,6 +51,11 @@ impl PasswordHash {
         let made = argon2(&params).hash_password_into(password, &salt, &mut hash);
         made.expect("BUG: the lengths are those of Argon2");
         Self { params, salt, hash }
+    }
+
+    /// Memory that a check takes, in MiB.
+    pub(crate) fn memory_mib(&self) -> u32 {
+        self.params.m_cost().div_ceil(1 << 10)
     }
 
     /// True if this is the hash of the password. It takes as long as [`Self::of`].
@@ -79,11 +87,14 @@ impl FromStr for PasswordHash {
             let value = costs.next()?.strip_prefix(name)?.strip_prefix('=')?;
             value.parse::<u32>().ok().filter(|value| *value <= max)
         };
-        let memory = cost("m", MEMORY_KIB_MAX).ok_or(FORM)?;
+        let memory = cost("m", u32::MAX).ok_or(FORM)?;
         let passes = cost("t", PASSES_MAX).ok_or(FORM)?;
         let lanes = cost("p", LANES_MAX).ok_or(FORM)?;
         if costs.next().is_some() {
             return Err(FORM);
+        }
+        if memory > MEMORY_KIB_MAX {
+            return Err(TOO_MUCH);
         }
         let params = Params::new(memory, passes, lanes, None).map_err(|_| FORM)?;
         Ok(Self { params, salt, hash })
@@ -146,7 +157,7 @@ mod tests {
         };
         assert!(of("m=19456,t=2,p=1").parse::<PasswordHash>().is_ok());
         for costs in [
-            "m=4194304,t=2,p=1",
+            "m=99999999999,t=2,p=1",
             "m=19456,t=999,p=1",
             "m=19456,t=2,p=99",
             "m=1,t=1,p=1",
@@ -155,6 +166,9 @@ mod tests {
             "t=2,m=19456,p=1",
         ] {
             assert_eq!(of(costs).parse::<PasswordHash>(), Err(FORM), "{costs}");
+        }
+        for costs in ["m=65537,t=2,p=1", "m=262144,t=2,p=1"] {
+            assert_eq!(of(costs).parse::<PasswordHash>(), Err(TOO_MUCH), "{costs}");
         }
         for text in [
             "",

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn_with_state, map_response};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 
 use crate::headers;
+use crate::probes::{LIVEZ, READYZ};
 use crate::problem::ProblemDetails;
 use crate::route::answer;
 
@@ -33,6 +35,12 @@ impl UnreadFiles {
         self.lock().contains_key(setting)
     }
 
+    /// Every problem, with the setting of the file.
+    pub fn problems(&self) -> Vec<(&'static str, String)> {
+        let problems = self.lock();
+        problems.iter().map(|(setting, problem)| (*setting, problem.clone())).collect()
+    }
+
     /// Logs every problem.
     pub fn log(&self) {
         for (setting, problem) in self.lock().iter() {
@@ -40,7 +48,7 @@ impl UnreadFiles {
         }
     }
 
-    /// Answers 503 to every request as long as there is one.
+    /// Answers 503 to every request as long as there is one. The process is alive all the same.
     pub fn guard(&self, router: Router) -> Router {
         router
             .layer(from_fn_with_state(self.clone(), ensure_read))
@@ -57,9 +65,13 @@ impl UnreadFiles {
 }
 
 async fn ensure_read(State(unread): State<UnreadFiles>, request: Request, next: Next) -> Response {
-    match unread.first() {
-        None => next.run(request).await,
-        Some(setting) => {
+    match (unread.first(), request.uri().path()) {
+        (None, _) | (_, LIVEZ) => next.run(request).await,
+        (Some(setting), READYZ) => {
+            let reason = format!("unread_file: {setting} can't be read\n");
+            (StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
+        }
+        (Some(setting), _) => {
             let told = format!("{setting} can't be read: the log of the console says why");
             answer(request.uri(), ProblemDetails::unavailable(told))
         }
@@ -69,9 +81,9 @@ async fn ensure_read(State(unread): State<UnreadFiles>, request: Request, next: 
 #[cfg(test)]
 mod tests {
     use axum::body::Body;
-    use axum::http::StatusCode;
     use axum::http::header::{CONTENT_TYPE, X_FRAME_OPTIONS};
     use axum::routing::get;
+    use http_body_util::BodyExt as _;
     use tower::ServiceExt as _;
 
     use super::*;
@@ -79,7 +91,9 @@ mod tests {
     #[tokio::test]
     async fn everything_is_503_until_every_file_was_read() {
         let unread = UnreadFiles::default();
-        let router = unread.guard(Router::new().route("/login", get(|| async { "done" })));
+        let done = || get(|| async { "done" });
+        let routes = Router::new().route("/login", done()).route(LIVEZ, done());
+        let router = unread.guard(routes.route(READYZ, done()));
         let ask = async |path: &str| {
             let request = axum::http::Request::builder().uri(path).body(Body::empty()).unwrap();
             router.clone().oneshot(request).await.unwrap()
@@ -93,7 +107,12 @@ mod tests {
             let told = answer.headers()[CONTENT_TYPE].to_str().unwrap();
             assert!(told.starts_with(media_type), "{path}: {told}");
         }
-        assert!(unread.contains("CONSOLE_USERS_FILE"));
+        assert_eq!(ask(LIVEZ).await.status(), StatusCode::OK, "a restart would not help");
+        let ready = ask(READYZ).await;
+        assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let reason = ready.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(reason, "unread_file: CONSOLE_USERS_FILE can't be read\n");
+        assert!(unread.contains("CONSOLE_USERS_FILE") && unread.problems().len() == 1);
         unread.remove("CONSOLE_USERS_FILE");
         assert_eq!(ask("/login").await.status(), StatusCode::OK);
     }

@@ -216,6 +216,10 @@ mod tests {
             (format!("mia:root:{hash}"), "line 2: mia: \"root\" is no role"),
             ("mia:viewer:hunter2hunter2".to_owned(), "line 2: mia: the hash is no Argon2id hash"),
             ("mia:viewer:".to_owned(), "line 2: mia: the hash is no"),
+            (
+                "mia:viewer:$argon2id$v=19$m=262144,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc".to_owned(),
+                "line 2: mia: the hash takes more than 64 MiB",
+            ),
             (format!(":viewer:{hash}"), "line 2: \"\" is no name"),
             (format!("a b:viewer:{hash}"), "line 2: \"a b\" is no name"),
             (format!("leo:viewer:{hash}"), "line 2: leo is there twice"),

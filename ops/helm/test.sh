@@ -98,6 +98,7 @@ matrix() {
     'mountPath: /etc/spillway/files' 'name: metrics-token' \
     'containerPort: 9814' 'replacement: archiver' 'port: admin-archive' 'value: "s3://bucket/prefix"' \
     'command: \[spillway, console\]' 'value: "/etc/spillway/files/users"' \
+    'command: \[spillway, health, --console\]' \
     'name: archive-access' 'forget, --due, --every, "10m"' 'value: "48h"' \
     'absent\(up\{job="request-receiver", cell="apps/cell-spillway-3"\}\)$' <<'VALUES'
 cells: 3

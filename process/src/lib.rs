@@ -22,7 +22,7 @@ pub mod redis_args;
 pub mod reload;
 pub mod setting_names;
 pub mod settings;
-mod show_settings;
+pub mod show_settings;
 pub mod shutdown;
 pub mod start;
 pub mod supervisor;

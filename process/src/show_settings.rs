@@ -15,22 +15,43 @@ use crate::exit;
 const HIDDEN: &str = "(hidden)";
 
 /// Names of the variables that the environment holds now, before `--env-file` is read.
-pub(crate) fn inherited() -> HashSet<OsString> {
+pub fn inherited() -> HashSet<OsString> {
     std::env::vars_os().map(|(name, _)| name).collect()
 }
 
 /// Prints the settings of `command`, one line for each: name, origin and value, separated by tabs.
 pub(crate) fn print(command: Command, inherited: &HashSet<OsString>) -> ExitCode {
     let arguments: Vec<Arg> = command.get_arguments().cloned().collect();
-    let matches = match command.try_get_matches() {
+    match parse(command) {
+        Ok(matches) => write(&arguments, &matches, inherited),
+        Err(code) => code,
+    }
+}
+
+/// Prints those of a subcommand that was given.
+pub fn print_subcommand(command: Command, name: &str, inherited: &HashSet<OsString>) -> ExitCode {
+    let own = command.find_subcommand(name).into_iter().flat_map(|own| own.get_arguments());
+    let arguments: Vec<Arg> = own.cloned().collect();
+    let matches = match parse(command) {
         Ok(matches) => matches,
-        Err(error) => {
-            error.print().ok();
-            return ExitCode::from(exit::USAGE);
-        }
+        Err(code) => return code,
     };
+    match matches.subcommand_matches(name) {
+        Some(matches) => write(&arguments, matches, inherited),
+        None => ExitCode::from(exit::USAGE),
+    }
+}
+
+fn parse(command: Command) -> Result<ArgMatches, ExitCode> {
+    command.try_get_matches().map_err(|error| {
+        error.print().ok();
+        ExitCode::from(exit::USAGE)
+    })
+}
+
+fn write(arguments: &[Arg], matches: &ArgMatches, inherited: &HashSet<OsString>) -> ExitCode {
     let mut output = std::io::stdout();
-    let mut lines = arguments.iter().filter_map(|argument| line(argument, &matches, inherited));
+    let mut lines = arguments.iter().filter_map(|argument| line(argument, matches, inherited));
     match lines.try_for_each(|line| writeln!(output, "{line}")) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::from(exit::FAILED),

@@ -100,6 +100,8 @@ pub struct CarriedOut {
     pub version: u64,
     /// Total number of webhooks dropped by order.
     pub dropped: u64,
+    /// Version of the newest controls.
+    pub ordered: u64,
 }
 
 impl Filter {
@@ -157,6 +159,12 @@ impl Dropping {
     /// True if nothing is to be dropped.
     pub fn is_empty(&self) -> bool {
         self.main.is_empty() && self.replays.is_empty()
+    }
+
+    /// Number of orders by which these webhooks are dropped.
+    pub fn orders(&self) -> u64 {
+        let names = self.main.len() + self.replays.len();
+        u64::try_from(names.div_ceil(NAMED_MAX)).unwrap_or(u64::MAX)
     }
 
     /// Names one webhook of the main stream.
@@ -248,13 +256,29 @@ pub async fn carried_out(
     connection: &mut Connection,
     consumer: &str,
 ) -> Result<CarriedOut, QueueError> {
-    let (version, dropped): (Option<u64>, Option<u64>) = cmd("HMGET")
-        .arg(redis.keys.of(consumer).controls())
-        .arg("applied")
-        .arg("dropped")
-        .query_async(connection)
-        .await?;
-    Ok(CarriedOut { version: version.unwrap_or(0), dropped: dropped.unwrap_or(0) })
+    let mut command = cmd("HMGET");
+    command.arg(redis.keys.of(consumer).controls()).arg("applied").arg("dropped").arg("version");
+    let (version, dropped, ordered): (Option<u64>, Option<u64>, Option<u64>) =
+        command.query_async(connection).await?;
+    Ok(CarriedOut {
+        version: version.unwrap_or(0),
+        dropped: dropped.unwrap_or(0),
+        ordered: ordered.unwrap_or(0),
+    })
+}
+
+/// Returns true if webhooks are named to be dropped. Those that are settled keep their names for a while.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn has_names(
+    redis: &Redis,
+    connection: &mut Connection,
+    consumer: &str,
+) -> Result<bool, QueueError> {
+    let names: u64 =
+        cmd("HLEN").arg(redis.keys.of(consumer).dropping()).query_async(connection).await?;
+    Ok(names > 0)
 }
 
 /// Pauses the webhooks that `filter` selects, since `since_ms`. Returns true if that is new, and

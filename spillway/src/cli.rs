@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use spillway_process::start::{env_files, parse_flags, read_env_files};
-use spillway_process::{exit, generate};
+use spillway_process::{exit, generate, show_settings};
 
 use crate::{
     archive, audit, config, console, consumers, dead, dev, doctor, explain, forget, gaps, health,
@@ -82,6 +82,18 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
     if let Some(code) = generate::on_demand(Cli::command(), generate::COMMANDS) {
         return Err(code);
     }
+    let inherited = show_settings::inherited();
+    let command = parse_with_files()?;
+    match &command {
+        Command::Console(arguments) if arguments.show_settings => {
+            Err(show_settings::print_subcommand(Cli::command(), "console", &inherited))
+        }
+        _ => Ok(command),
+    }
+}
+
+/// Parses the command line, after the files of settings are read.
+fn parse_with_files() -> Result<Command, ExitCode> {
     let mut first: Cli = parse_flags()?;
     let seen = env_files(std::env::args_os(), Some("-e"));
     let Some(mut files) = all_env_files(seen, std::mem::take(&mut first.env_files)) else {

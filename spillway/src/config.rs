@@ -1,5 +1,5 @@
 //! `spillway config`: the settings of each process, as it would start with them now. Each process
-//! prints its own (`--show-settings`).
+//! prints its own (`--show-settings`). The console is a subcommand of this program.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,9 @@ use crate::format::OutputArgs;
 use crate::out::{line, printable, table};
 use crate::programs::beside_us;
 
-const PROCESSES: [&str; 4] = ["request-receiver", "downstreamer", "kafka_producer", "archiver"];
+const CONSOLE: &str = "console";
+const PROCESSES: [&str; 5] =
+    ["request-receiver", "downstreamer", "kafka_producer", "archiver", CONSOLE];
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -80,7 +82,7 @@ fn programs(named: Vec<String>) -> Result<Vec<(String, PathBuf)>, Failure> {
     let names = if is_named { named } else { PROCESSES.map(str::to_owned).to_vec() };
     let mut found = Vec::new();
     for name in names {
-        let program = beside_us(&name)?;
+        let program = beside_us(if name == CONSOLE { "spillway" } else { &name })?;
         match program.is_file() {
             true => found.push((name, program)),
             false if is_named => {
@@ -99,6 +101,9 @@ async fn ask(
     env_files: &[PathBuf],
 ) -> Result<(Vec<ShownSetting>, String), Failure> {
     let mut command = Command::new(program);
+    if name == CONSOLE {
+        command.arg(CONSOLE);
+    }
     command.arg("--show-settings").kill_on_drop(true);
     for file in env_files {
         command.arg("--env-file").arg(file);

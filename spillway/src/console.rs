@@ -14,6 +14,7 @@ mod jobs;
 mod links;
 mod live;
 mod overview;
+mod probes;
 mod problem;
 mod routes;
 mod settings;
@@ -26,10 +27,12 @@ use std::sync::Arc;
 use axum::Extension;
 use clap::Args;
 use spillway_console::serve::ConsoleListener;
+use spillway_console::unread::UnreadFiles;
 use spillway_process::{Background, Checker, metrics, reload, shutdown, supervisor, telemetry};
 use tokio::net::TcpListener;
 
 use crate::failure::Failure;
+use crate::out::line;
 use account::AccountCommand;
 use history::HistoryArgs;
 use settings::{ConsoleArgs, ConsoleSettings};
@@ -47,13 +50,22 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     history: HistoryArgs,
 
+    /// Check the settings and the files that they name, and exit: 0 if they are good, 78 if not
+    #[arg(long)]
+    check: bool,
+
+    /// Print the settings in force and exit, one per line: name, origin (flag, environment, env file,
+    /// default) and value, separated by tabs. Secrets are hidden, and nothing is checked
+    #[arg(long)]
+    pub(crate) show_settings: bool,
+
     #[command(subcommand)]
     account: Option<AccountCommand>,
 }
 
 /// Serves until SIGTERM or SIGINT; with a subcommand, edits the users or tokens.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { serve, history, account } = arguments;
+    let Arguments { serve, history, check, account, .. } = arguments;
     if let Some(command) = account {
         let (users, tokens) = serve.account_files();
         account::run(command, users, tokens)?;
@@ -62,6 +74,11 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let mut checker = Checker::default();
     let prometheus = history.prometheus(&mut checker);
     let settings = serve.check(checker)?;
+    if check {
+        ensure_read(&settings.unread)?;
+        line("the settings are good")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     telemetry::init(settings.log_format);
     let failed = |error: std::io::Error| Failure::Failed(format!("cannot start: {error}"));
     let stop = shutdown::on_signal().map_err(failed)?;
@@ -92,6 +109,15 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Refuses files with a mistake. A console that serves goes on without them, and answers 503.
+fn ensure_read(unread: &UnreadFiles) -> Result<(), Failure> {
+    let mut checker = Checker::default();
+    for (setting, problem) in unread.problems() {
+        checker.mistake(setting, problem);
+    }
+    Ok(checker.finish(())?)
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -118,7 +144,22 @@ mod tests {
         }
         assert!(Command::try_parse_from(["x", "user", "add", "mia", "--role", "root"]).is_err());
         assert!(Command::try_parse_from(["x", "user", "add", "mia"]).is_err());
+        for (words, expected) in
+            [(["x", "--check"], (true, false)), (["x", "--show-settings"], (false, true))]
+        {
+            let arguments = Command::try_parse_from(words).expect("good words").arguments;
+            assert_eq!((arguments.check, arguments.show_settings), expected);
+        }
         let served = Command::try_parse_from(["x"]).expect("no words at all");
         assert!(served.arguments.account.is_none());
+    }
+
+    #[test]
+    fn a_check_refuses_files_that_a_running_console_goes_on_without() {
+        let unread = UnreadFiles::default();
+        assert!(ensure_read(&unread).is_ok());
+        unread.insert("CONSOLE_USERS_FILE", "cannot read it".to_owned());
+        let told = ensure_read(&unread).expect_err("a mistake").to_string();
+        assert!(told.contains("CONSOLE_USERS_FILE") && told.contains("cannot read it"), "{told}");
     }
 }

@@ -1,6 +1,7 @@
 //! `spillway queue`: lists, shows or drops waiting webhooks.
 
 pub(crate) mod drop;
+pub(crate) mod drop_watch;
 pub(crate) mod list;
 mod show;
 

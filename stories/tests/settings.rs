@@ -294,7 +294,7 @@ async fn the_settings_in_force_are_shown_with_their_origin_and_without_secrets()
         let lines = told.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
         lines.filter(|setting| setting["process"] == process).collect::<Vec<_>>()
     };
-    for process in ["request-receiver", "downstreamer", "kafka_producer", "archiver"] {
+    for process in ["request-receiver", "downstreamer", "kafka_producer", "archiver", "console"] {
         let own = settings_of(process);
         let redis = own.iter().find(|setting| setting["setting"] == "REDIS_URL").expect("a URL");
         assert_eq!(

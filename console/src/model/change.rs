@@ -122,6 +122,8 @@ pub struct JobStatus {
     pub done: u64,
     /// Webhooks whose drop is ordered and not carried out yet: under way, or the consumer has not come to them.
     pub not_yet: u64,
+    /// False if it is not known how many of these are carried out: another order to the same consumer came between.
+    pub is_exact: bool,
     /// Webhooks that match, once they are counted.
     pub total: Option<u64>,
     /// Digest of what matches, once it is counted. It is the same as long as the same webhooks match.
@@ -147,6 +149,8 @@ pub enum JobPhase {
     Counted,
     /// Wait until this time, in milliseconds since the Unix epoch. The job can be undone until then.
     Waiting(u64),
+    /// Wait for a turn: only some jobs change something at once. The job can be undone, and counts again if the wait is long.
+    Queued,
     /// Undone before it began: nothing was changed.
     Undone,
     /// Webhooks are being changed. A replay can be cancelled, by undo too.

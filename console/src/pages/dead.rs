@@ -6,6 +6,7 @@ use maud::{Markup, html};
 use super::figures::{counted, moment, thousands};
 use super::forms::{ChangeForm, IDS};
 use super::frame::ConsoleView;
+use super::job::JOBS;
 use super::links;
 use super::parts::{TableColumn, field, hidden, list, pager};
 use crate::access::{Caller, Permission};
@@ -49,6 +50,7 @@ pub fn page(caller: &Caller, dead: &DeadList, query: &DeadQuery) -> Markup {
                 @if can_choose { (chosen(caller, &dead.consumer)) }
                 (changes(caller, &of_query(dead, query)))
             }
+            p { a href=(JOBS) { "Jobs" } ": counts, replays and drops, and how far they are." }
         },
     )
 }
@@ -251,6 +253,7 @@ mod tests {
                 assert_eq!(text.contains("name=\"force\""), role == Role::Admin, "{role}");
                 assert_hygiene(text);
             }
+            assert!(list.contains(r#"href="/jobs""#), "{role}");
             assert!(list.contains("100,000 dead letters") && one.contains("status 500"));
         }
     }

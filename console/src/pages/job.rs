@@ -12,6 +12,8 @@ use crate::model::change::{JobPhase, JobStatus};
 
 /// Path of the events that replace the part of a job, for the table of routes.
 pub const EVENTS: &str = "/events/jobs/{id}";
+/// Path of the list of all jobs.
+pub const JOBS: &str = "/jobs";
 
 /// Change that a job makes, by its command.
 struct ConfirmPlan {
@@ -93,7 +95,7 @@ pub fn page(caller: &Caller, job: &JobStatus, form: &ChangeForm) -> Markup {
         }
         @if caller.may(Permission::Replay) {
             @match &job.phase {
-                JobPhase::Waiting(_) => { (undo(caller, job, "Undo")) },
+                JobPhase::Waiting(_) | JobPhase::Queued => { (undo(caller, job, "Undo")) },
                 JobPhase::Running if is_replay(job) => { (undo(caller, job, "Cancel")) },
                 _ => {}
             }
@@ -107,6 +109,7 @@ pub fn page(caller: &Caller, job: &JobStatus, form: &ChangeForm) -> Markup {
                 a href="/audit" { "Audit" }
             }
         }
+        p { a href=(JOBS) { "All jobs" } }
     })
 }
 
@@ -135,11 +138,12 @@ fn is_replay(job: &JobStatus) -> bool {
 }
 
 /// Code of a phase, its level, and true if it is the last one.
-fn phase(phase: &JobPhase) -> (&'static str, StateLevel, bool) {
+pub(super) fn phase(phase: &JobPhase) -> (&'static str, StateLevel, bool) {
     match phase {
         JobPhase::Counting => ("counting", StateLevel::Warning, false),
         JobPhase::Counted => ("counted", StateLevel::Ok, true),
         JobPhase::Waiting(_) => ("waiting", StateLevel::Warning, false),
+        JobPhase::Queued => ("queued", StateLevel::Warning, false),
         JobPhase::Undone => ("undone", StateLevel::Ok, true),
         JobPhase::Running => ("running", StateLevel::Warning, false),
         JobPhase::Cancelled => ("cancelled", StateLevel::Warning, true),
@@ -148,11 +152,13 @@ fn phase(phase: &JobPhase) -> (&'static str, StateLevel, bool) {
     }
 }
 
-fn word(phase: &JobPhase) -> &'static str {
+/// A phase in words.
+pub(super) fn word(phase: &JobPhase) -> &'static str {
     match phase {
         JobPhase::Counting => "Counting",
         JobPhase::Counted => "Counted",
         JobPhase::Waiting(_) => "Waiting to start",
+        JobPhase::Queued => "Waiting for its turn",
         JobPhase::Undone => "Undone",
         JobPhase::Running => "Under way",
         JobPhase::Cancelled => "Cancelled",
@@ -173,12 +179,21 @@ fn sentence(job: &JobStatus) -> Markup {
             JobPhase::Waiting(until_ms) => {
                 (total) " will be taken. It starts at " (moment(*until_ms)) " UTC, and can be undone until then."
             },
+            JobPhase::Queued => {
+                (total) " matched. Other jobs are under way: it starts after one of them, and can be undone until then. "
+                "If that takes long, it counts again, and changes nothing if others match by then."
+            },
             JobPhase::Undone => { "Nothing was changed." },
             JobPhase::Running => { (done) " of " (total) "." },
             JobPhase::Cancelled => { (done) " of " (total) " changed before. What was taken by then is still delivered." },
+            JobPhase::Done if !job.is_exact => {
+                "The drop of " (total) " is ordered. How many are dropped by now is not known: another order to this \
+                consumer came between."
+            },
             JobPhase::Done if job.not_yet > 0 => {
                 (done) " dropped; " (thousands(job.not_yet))
-                " more are ordered: under way, and dropped if that fails, or dropped as soon as the consumer comes to them."
+                " more are ordered: delivered since the count, or under way, and dropped if that fails, or dropped as soon as \
+                the consumer comes to them."
             },
             JobPhase::Done => { (done) " changed." },
             JobPhase::Failed(reason) => { (reason) " (" (done) " changed before)" },
@@ -246,6 +261,7 @@ mod tests {
             phase,
             done: 1_000,
             not_yet: 0,
+            is_exact: true,
             total: Some(2_345),
             digest: Some("0a1b".to_owned()),
             kept: 1,
@@ -290,7 +306,10 @@ mod tests {
     #[test]
     fn a_job_is_undone_while_it_waits_only() {
         let waiting = JobPhase::Waiting(1_767_268_800_000);
-        assert!(of(Role::Support, "dead replay", waiting.clone()).contains("/jobs/7/undo"));
+        for begins_later in [waiting.clone(), JobPhase::Queued] {
+            assert!(of(Role::Support, "dead replay", begins_later).contains("/jobs/7/undo"));
+        }
+        assert!(of(Role::Operator, "queue drop", JobPhase::Queued).contains("/jobs/7/undo"));
         assert!(!of(Role::Viewer, "dead replay", waiting).contains("/undo"));
         for phase in [JobPhase::Cancelled, JobPhase::Done, JobPhase::Undone, JobPhase::Counting] {
             assert!(!of(Role::Admin, "dead replay", phase).contains("/undo"));
@@ -308,6 +327,10 @@ mod tests {
         done.not_yet = 1_345;
         let text = part(&done).into_string();
         assert!(text.contains("1,000 dropped; 1,345 more are ordered"), "{text}");
+        (done.done, done.not_yet, done.is_exact) = (0, 2_345, false);
+        let text = part(&done).into_string();
+        assert!(text.contains("The drop of 2,345 webhooks is ordered."), "{text}");
+        assert!(text.contains("is not known") && !text.contains("0 dropped"), "{text}");
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! crate. They share the [`server`], a [`proxy`] that cuts connections, and a [`consumer`] to settle
 //! with.
 
-mod append;
 mod accepting;
+mod append;
 mod audit;
 mod audit_keep;
 mod consumer;

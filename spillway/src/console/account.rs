@@ -1,12 +1,13 @@
 //! `spillway console user` and `token`: who may use the console. They edit the files that the console reads; a running
 //! console takes a change within seconds.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use rustix::fs::{FlockOperation, flock};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use spillway_console::Role;
 use spillway_console::password::{LENGTH_MAX, LENGTH_MIN, PasswordHash};
@@ -119,11 +120,15 @@ fn change_users(action: UserAction, file: &Path) -> Result<(), Failure> {
     match action {
         UserAction::Add { name, grant, no_password } => {
             ensure_name(&name).map_err(Failure::Usage)?;
-            ensure_absent(file, &name)?;
+            // Before the password is typed, and again when the file is written.
+            old_text(file).and_then(|text| ensure_absent(file, &text, &name))?;
             let password = if no_password { None } else { Some(new_password(&name)?) };
             let grant = grant.grant();
             let user = UserEntry { name, grant, password };
-            edit(file, &user.name, Some(&user.to_string()), check_users)?;
+            edit(file, &user.name, check_users, |text| {
+                ensure_absent(file, text, &user.name)?;
+                Ok(Some(user.to_string()))
+            })?;
             line(format_args!("{} is {grant}", user.name))?;
         }
         UserAction::List => {
@@ -135,16 +140,12 @@ fn change_users(action: UserAction, file: &Path) -> Result<(), Failure> {
             line(table(&["NAME", "ROLE", "PERSONAL", "PASSWORD"], rows))?;
         }
         UserAction::Remove { name } => {
-            ensure_present(file, &name)?;
-            edit(file, &name, None, check_users)?;
+            remove(file, &name, check_users)?;
             line(format_args!("{name} is removed"))?;
         }
         UserAction::Password { name } => {
-            let users = UserList::parse(&old_text(file)?).map_err(|told| in_file(file, &told))?;
-            let user = users.find(&name).cloned();
-            let user = user.ok_or_else(|| absent(file, &name))?;
-            let user = UserEntry { password: Some(new_password(&name)?), ..user };
-            edit(file, &name, Some(&user.to_string()), check_users)?;
+            user_of(file, &old_text(file)?, &name)?;
+            set_password(file, &name, new_password(&name)?)?;
             line(format_args!("{name} has another password"))?;
         }
     }
@@ -155,9 +156,11 @@ fn change_tokens(action: TokenAction, file: &Path) -> Result<(), Failure> {
     match action {
         TokenAction::Add { name, grant } => {
             ensure_name(&name).map_err(Failure::Usage)?;
-            ensure_absent(file, &name)?;
             let (entry, token) = TokenEntry::create(name, grant.grant());
-            edit(file, &entry.name, Some(&entry.to_string()), check_tokens)?;
+            edit(file, &entry.name, check_tokens, |text| {
+                ensure_absent(file, text, &entry.name)?;
+                Ok(Some(entry.to_string()))
+            })?;
             eprintln!("send it as `Authorization: Bearer …`; it is not shown again");
             line(token.as_str())?;
         }
@@ -167,8 +170,7 @@ fn change_tokens(action: TokenAction, file: &Path) -> Result<(), Failure> {
             line(table(&["NAME", "ROLE", "PERSONAL"], rows))?;
         }
         TokenAction::Remove { name } => {
-            ensure_present(file, &name)?;
-            edit(file, &name, None, check_tokens)?;
+            remove(file, &name, check_tokens)?;
             line(format_args!("{name} is removed"))?;
         }
     }
@@ -196,13 +198,29 @@ fn absent(file: &Path, name: &str) -> Failure {
     Failure::Failed(format!("{} has no {name}", file.display()))
 }
 
-fn ensure_present(file: &Path, name: &str) -> Result<(), Failure> {
-    let is_there = old_text(file)?.lines().any(|line| is_of(line, name));
-    if is_there { Ok(()) } else { Err(absent(file, name)) }
+fn remove(file: &Path, name: &str, check: fn(&str) -> Result<(), String>) -> Result<(), Failure> {
+    edit(file, name, check, |text| {
+        let is_there = text.lines().any(|line| is_of(line, name));
+        if is_there { Ok(None) } else { Err(absent(file, name)) }
+    })
 }
 
-fn ensure_absent(file: &Path, name: &str) -> Result<(), Failure> {
-    if old_text(file)?.lines().any(|line| is_of(line, name)) {
+/// Gives a user another password. What the file says else of the user stays, also if it changed while the password was
+/// typed.
+fn set_password(file: &Path, name: &str, password: PasswordHash) -> Result<(), Failure> {
+    edit(file, name, check_users, |text| {
+        let user = user_of(file, text, name)?;
+        Ok(Some(UserEntry { password: Some(password), ..user }.to_string()))
+    })
+}
+
+fn user_of(file: &Path, text: &str, name: &str) -> Result<UserEntry, Failure> {
+    let users = UserList::parse(text).map_err(|told| in_file(file, &told))?;
+    users.find(name).cloned().ok_or_else(|| absent(file, name))
+}
+
+fn ensure_absent(file: &Path, text: &str, name: &str) -> Result<(), Failure> {
+    if text.lines().any(|line| is_of(line, name)) {
         let file = file.display();
         return Err(Failure::Failed(format!("{file} has {name} already: remove that one first")));
     }
@@ -221,41 +239,64 @@ fn is_of(line: &str, name: &str) -> bool {
     line.split(':').next().is_some_and(|first| first.trim() == name)
 }
 
-/// Replaces the line of a name, adds or removes it. Other lines and comments stay as they are.
+/// Replaces the line of a name, adds or removes it. `new` makes it of the text as it is; other lines and comments stay.
+/// Another command at the same time waits: it would write what it read before, and a removed user would come back.
 fn edit(
     file: &Path,
     name: &str,
-    new: Option<&str>,
     check: fn(&str) -> Result<(), String>,
+    new: impl FnOnce(&str) -> Result<Option<String>, Failure>,
 ) -> Result<(), Failure> {
-    let old = old_text(file)?;
-    let mut lines: Vec<&str> = Vec::new();
-    let mut new = new;
+    // Of a link, the file that it leads to.
+    let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let _lock = lock(&file)?;
+    let old = old_text(&file)?;
+    let mut new = new(&old)?;
+    let mut lines: Vec<String> = Vec::new();
     for line in old.lines() {
         match is_of(line, name) {
             true => lines.extend(new.take()),
-            false => lines.push(line),
+            false => lines.push(line.to_owned()),
         }
     }
     lines.extend(new);
-    let text: String = lines.iter().flat_map(|line| [*line, "\n"]).collect();
-    check(&text).map_err(|problem| in_file(file, &problem))?;
-    replace(file, &text)
+    let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
+    check(&text).map_err(|problem| in_file(&file, &problem))?;
+    replace(&file, &text)
         .map_err(|error| Failure::Failed(format!("cannot write {}: {error}", file.display())))
 }
 
-/// Writes a file as a whole: the console reads the old one or the new one. Owner and mode stay.
+/// Waits until no other command edits the file. Until the lock is dropped, none does. Its own file stays: the one that it
+/// guards is replaced with each change.
+fn lock(file: &Path) -> Result<File, Failure> {
+    let path = beside(file, ".lock");
+    let mut options = OpenOptions::new();
+    let opened = options.write(true).create(true).truncate(false).mode(NEW_MODE).open(&path);
+    let locked = opened.and_then(|lock| {
+        flock(&lock, FlockOperation::LockExclusive)?;
+        Ok(lock)
+    });
+    locked.map_err(|error| Failure::Failed(format!("cannot lock {}: {error}", path.display())))
+}
+
+/// Path of a file in the same directory, with more at the end of its name.
+fn beside(file: &Path, more: &str) -> PathBuf {
+    let mut path = file.to_owned().into_os_string();
+    path.push(more);
+    PathBuf::from(path)
+}
+
+/// Writes a file as a whole: the console reads the old one or the new one. Owner and mode stay. After that, it is on disk.
 fn replace(file: &Path, text: &str) -> io::Result<()> {
-    let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let before = fs::metadata(&file).ok();
-    let mut new = file.clone().into_os_string();
-    new.push(format!(".new-{}", std::process::id()));
-    let new = PathBuf::from(new);
-    let filled = fill(&new, before.as_ref(), text).and_then(|()| fs::rename(&new, &file));
+    let before = fs::metadata(file).ok();
+    let new = beside(file, &format!(".new-{}", std::process::id()));
+    let filled = fill(&new, before.as_ref(), text).and_then(|()| fs::rename(&new, file));
     if filled.is_err() {
         fs::remove_file(&new).ok();
     }
-    filled
+    filled?;
+    let directory = file.parent().filter(|path| !path.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn fill(new: &Path, before: Option<&fs::Metadata>, text: &str) -> io::Result<()> {
@@ -318,25 +359,65 @@ fn first_line() -> Result<Zeroizing<String>, Failure> {
 mod tests {
     use super::*;
 
+    fn set(file: &Path, name: &str, line: Option<&str>) -> Result<(), Failure> {
+        edit(file, name, check_users, |_| Ok(line.map(str::to_owned)))
+    }
+
     #[test]
     fn one_line_is_edited_and_the_others_and_the_mode_stay() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("users");
-        edit(&file, "mia", Some("mia:viewer:*"), check_users).expect("a new file");
+        set(&file, "mia", Some("mia:viewer:*")).expect("a new file");
         let mode = || fs::metadata(&file).expect("the file").mode() & 0o777;
         assert_eq!(mode(), NEW_MODE);
         fs::write(&file, "# the team\nmia:viewer:*\n\nleo:admin:*").expect("write");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("chmod");
-        edit(&file, "mia", Some("mia:support:*"), check_users).expect("replaced");
-        edit(&file, "eve", Some("eve:viewer:*"), check_users).expect("added");
+        set(&file, "mia", Some("mia:support:*")).expect("replaced");
+        set(&file, "eve", Some("eve:viewer:*")).expect("added");
         let text = || fs::read_to_string(&file).expect("the file");
         assert_eq!(text(), "# the team\nmia:support:*\n\nleo:admin:*\neve:viewer:*\n");
         assert_eq!(mode(), 0o640);
-        edit(&file, "mia", None, check_users).expect("removed");
+        set(&file, "mia", None).expect("removed");
         assert_eq!(text(), "# the team\n\nleo:admin:*\neve:viewer:*\n");
-        assert!(edit(&file, "leo", Some("leo:boss:*"), check_users).is_err());
+        assert!(set(&file, "leo", Some("leo:boss:*")).is_err());
         assert!(text().contains("leo:admin"), "a mistake changes nothing");
-        assert_eq!(fs::read_dir(directory.path()).expect("a directory").count(), 1);
+        let left = fs::read_dir(directory.path()).expect("a directory");
+        assert_eq!(left.count(), 2, "the file and its lock");
+    }
+
+    #[test]
+    fn commands_at_once_undo_nothing_of_each_other() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = &directory.path().join("users");
+        let old: Vec<String> = (0..20).map(|number| format!("old{number}:viewer:*\n")).collect();
+        fs::write(file, old.concat()).expect("write");
+        std::thread::scope(|scope| {
+            for number in 0..20 {
+                scope.spawn(move || {
+                    remove(file, &format!("old{number}"), check_users).expect("it was there");
+                });
+                scope.spawn(move || {
+                    let name = format!("new{number}");
+                    set(file, &name, Some(&format!("{name}:viewer:*"))).expect("added");
+                });
+            }
+        });
+        let text = fs::read_to_string(file).expect("the file");
+        assert!(text.lines().count() == 20 && !text.contains("old"), "{text}");
+    }
+
+    #[test]
+    fn a_password_brings_back_no_user_and_no_role() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("users");
+        let hash = || PasswordHash::of(b"correct horse battery");
+        set(&file, "mia", Some("mia:viewer:*")).expect("changed while the password was typed");
+        set_password(&file, "mia", hash()).expect("a password");
+        let text = fs::read_to_string(&file).expect("the file");
+        assert!(text.starts_with("mia:viewer:$argon2id$"), "{text}");
+        remove(&file, "mia", check_users).expect("removed while the password was typed");
+        assert!(set_password(&file, "mia", hash()).is_err());
+        assert_eq!(fs::read_to_string(&file).expect("the file"), "");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use spillway_console::openapi::document;
 use spillway_console::{ConsoleRoute, Permission, RouteTable, assets};
 
 use super::state::ConsoleState;
-use super::{api, views};
+use super::{api, probes, views};
 
 /// Path of the API's document.
 const DOCUMENT: &str = "/api/v1/openapi.json";
@@ -14,7 +14,7 @@ const DOCUMENT: &str = "/api/v1/openapi.json";
 /// All routes.
 pub(super) fn table() -> RouteTable<ConsoleState> {
     let assets = ConsoleRoute::read(assets::PATH, Permission::Public, assets::asset);
-    let areas = [vec![assets], api::routes(), views::routes()];
+    let areas = [vec![assets], probes::routes(), api::routes(), views::routes()];
     let mut table = RouteTable::new(areas.into_iter().flatten());
     let document = document(spillway_process::version(), table.facts());
     let document = Bytes::from(document.to_string());
@@ -126,9 +126,10 @@ mod tests {
     }
 
     #[test]
-    fn only_the_login_and_assets_are_public() {
+    fn only_the_login_probes_and_assets_are_public() {
         for facts in table().facts().filter(|facts| facts.permission == Permission::Public) {
-            let is_expected = facts.path.starts_with("/assets/") || facts.path == "/login";
+            let is_expected = facts.path.starts_with("/assets/")
+                || ["/login", "/livez", "/readyz"].contains(&facts.path);
             assert!(is_expected, "{} is public", facts.path);
         }
     }

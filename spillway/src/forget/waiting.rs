@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use spillway_queue::consumers::ConsumerKind;
-use spillway_queue::controls::{self, Filter};
+use spillway_queue::controls::Filter;
 use spillway_queue::lane::LaneRow;
 use spillway_queue::status::ConsumerStatus;
 use spillway_webhook::redaction::MatchedBy;
@@ -15,7 +15,8 @@ use super::report::PurgeReport;
 use crate::failure::Failure;
 use crate::out::count;
 use crate::place::CellArgs;
-use crate::queue::drop::{DropChoice, find, watch};
+use crate::queue::drop::{DropChoice, find, give_order};
+use crate::queue::drop_watch::watch;
 use crate::walk::{Met, Waiting};
 
 /// Orders the drop of what waits for a consumer, and waits until that is carried out, as long as it goes on.
@@ -39,7 +40,8 @@ pub(super) async fn drop_waiting(
         Some(MatchedBy::Id) => DropChoice::Drop,
     };
     let may_hold = |row: &LaneRow| orders.may_mean(row.shop.as_bytes());
-    let named = find(&mut waiting, &Filter::default(), may_hold, choose).await?;
+    let looked = |_: u64| Ok(());
+    let named = find(&mut waiting, &Filter::default(), may_hold, choose, looked).await?;
     report.counts.waiting += named.webhooks;
     if named.compliance_kept > 0 {
         report.pending.push(format!(
@@ -50,11 +52,7 @@ pub(super) async fn drop_waiting(
     if report.is_dry_run || named.webhooks == 0 {
         return Ok(());
     }
-    let redis = waiting.redis.clone();
-    let before = controls::carried_out(&redis, waiting.connection(), name).await?;
-    let connection = waiting.connection();
-    let version =
-        controls::drop(&redis, connection, name, &named.dropping, &named.history, |_| {}).await?;
-    watch(&mut waiting, name, version, before, named.webhooks).await?;
+    let order = give_order(&mut waiting, &named, |_| {}).await?;
+    watch(&mut waiting, order).await?;
     Ok(())
 }

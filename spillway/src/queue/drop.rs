@@ -5,18 +5,18 @@
 //! the consumer carry out the order.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
 
 use spillway_queue::QueueError;
 use spillway_queue::audit::AuditEnd;
 use spillway_queue::consumers::{StartAt, register};
-use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
+use spillway_queue::controls::{self, Dropping, Filter};
 use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
 use spillway_queue::lane::LaneRow;
 use spillway_queue::status;
 use spillway_webhook::fingerprint::{SetDigest, id_key};
 use spillway_webhook::shopify::Headers;
 
+use super::drop_watch::{DropProgress, OrderedDrop, watch};
 use super::list::NOTHING;
 use crate::audited::{Actor, ChangeCount, ChangeOrder, audited};
 use crate::consent::{Consent, dry_run};
@@ -27,9 +27,6 @@ use crate::out::{Progress, count, line};
 use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
 
-/// Time without progress of the consumer after which the command stops watching.
-const PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Webhooks whose history records that their drop was ordered. This bounds the size of the order.
 const RECORDED_MAX: usize = 200_000;
 
@@ -57,15 +54,6 @@ pub(crate) struct NamedWebhooks {
     pub webhooks: u64,
     /// Webhooks that are meant, and kept because of their topic.
     pub compliance_kept: u64,
-}
-
-/// An order to drop that was given.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OrderedDrop {
-    /// Version of the order.
-    pub version: u64,
-    /// Progress of the consumer with its orders before it.
-    pub before: CarriedOut,
 }
 
 /// Choice of what becomes of a waiting webhook.
@@ -99,7 +87,7 @@ pub(super) async fn run(
     }
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
     let keeps = move |topic: &str| consent.keeps(topic);
-    let named = count_waiting(&mut waiting, &filter, keeps).await?;
+    let named = count_waiting(&mut waiting, &filter, keeps, |_| Ok(())).await?;
     consent.tell_kept(named.compliance_kept, "webhook");
     if named.webhooks == 0 || !consent.confirmation.yes {
         return tell_unchanged(consumer, named.webhooks, &arguments);
@@ -109,19 +97,20 @@ pub(super) async fn run(
     let ordering = |so_far| progress.tell(|| format!("ordered the drop of {so_far} of {webhooks}"));
     let actor = Actor::of_command();
     let ordered = order_drop(&mut waiting, &actor, filter.to_string(), &named, ordering).await?;
-    let OrderedDrop { version, before } = ordered;
-    let dropped = match arguments.no_wait {
-        true => 0,
-        false => watch(&mut waiting, consumer, version, before, webhooks).await?,
+    let so_far = match arguments.no_wait {
+        true => DropProgress { dropped: 0, is_exact: true },
+        false => watch(&mut waiting, ordered).await?,
     };
-    tell(&mut waiting, consumer, webhooks, dropped, &arguments).await
+    tell(&mut waiting, webhooks, so_far, &arguments).await
 }
 
-/// Finds the waiting webhooks of a consumer that match. Those of topics that `keeps` names are only counted.
+/// Finds the waiting webhooks of a consumer that match. Those of topics that `keeps` names are only counted. `looked`
+/// receives the number found so far, and ends the search with a failure.
 pub(crate) async fn count_waiting(
     waiting: &mut Waiting,
     filter: &Filter,
     keeps: impl Fn(&str) -> bool + Clone + Send + Sync + 'static,
+    looked: impl FnMut(u64) -> Result<(), Failure>,
 ) -> Result<NamedWebhooks, Failure> {
     let wanted = filter.clone();
     let choose = move |met: &Met<'_>| {
@@ -133,7 +122,7 @@ pub(crate) async fn count_waiting(
             DropChoice::Drop
         }
     };
-    find(waiting, filter, |_| true, choose).await
+    find(waiting, filter, |_| true, choose, looked).await
 }
 
 /// Orders the consumer to drop what was found. `filter` is what was meant, in words; `progress` receives the number
@@ -155,20 +144,41 @@ pub(crate) async fn order_drop(
             // An order is for a registered consumer. The downstreamer would register itself the same way.
             register(&redis, waiting.connection(), Some(&consumer), StartAt::Oldest).await?;
         }
-        let before = controls::carried_out(&redis, waiting.connection(), &consumer).await?;
-        let NamedWebhooks { dropping, history, webhooks, .. } = named;
-        let mut ordered = 0;
-        let report = |so_far| {
-            ordered = so_far;
+        let tell = |so_far| {
             count.note(so_far);
             progress(so_far);
         };
-        let connection = waiting.connection();
-        let order = controls::drop(&redis, connection, &consumer, dropping, history, report).await;
-        let version = order.map_err(|error| partly_ordered(error, ordered, *webhooks))?;
-        Ok((OrderedDrop { version, before }, AuditEnd::Ordered(*webhooks)))
+        let order = give_order(waiting, named, tell).await?;
+        Ok((order, AuditEnd::Ordered(order.webhooks)))
     })
     .await
+}
+
+/// Gives the order to drop what was found, without a record in the audit.
+pub(crate) async fn give_order(
+    waiting: &mut Waiting,
+    named: &NamedWebhooks,
+    mut progress: impl FnMut(u64),
+) -> Result<OrderedDrop, Failure> {
+    let redis = waiting.redis.clone();
+    let consumer = waiting.consumer.clone();
+    let first = controls::carried_out(&redis, waiting.connection(), &consumer).await?;
+    let has_names = controls::has_names(&redis, waiting.connection(), &consumer).await?;
+    let before = controls::carried_out(&redis, waiting.connection(), &consumer).await?;
+    let NamedWebhooks { dropping, history, webhooks, .. } = named;
+    let mut ordered = 0;
+    let report = |so_far| {
+        ordered = so_far;
+        progress(so_far);
+    };
+    let connection = waiting.connection();
+    let order = controls::drop(&redis, connection, &consumer, dropping, history, report).await;
+    let version = order.map_err(|error| partly_ordered(error, ordered, *webhooks))?;
+    // Pauses count as orders too: they drop nothing, and leave no names.
+    let is_alone = first.ordered == before.ordered
+        && version == before.ordered.saturating_add(dropping.orders())
+        && (!has_names || before.version >= before.ordered);
+    Ok(OrderedDrop { version, webhooks: *webhooks, before, is_alone })
 }
 
 fn partly_ordered(error: QueueError, ordered: u64, webhooks: u64) -> Failure {
@@ -182,14 +192,17 @@ fn partly_ordered(error: QueueError, ordered: u64, webhooks: u64) -> Failure {
 }
 
 /// Reads everything that waits: replays, the main stream, and the lanes that may match `filter` and for which
-/// `may_hold` returns true. Names what `choose` chooses.
+/// `may_hold` returns true. Names what `choose` chooses. `looked` receives the number named so far, and ends the search
+/// with a failure.
 pub(crate) async fn find(
     waiting: &mut Waiting,
     filter: &Filter,
     may_hold: impl Fn(&LaneRow) -> bool,
     choose: impl Fn(&Met<'_>) -> DropChoice + Clone + Send + Sync + 'static,
+    mut looked: impl FnMut(u64) -> Result<(), Failure>,
 ) -> Result<NamedWebhooks, Failure> {
     let mut named = NamedWebhooks::default();
+    let mut checked = Ok(());
     let look = move |look: &Look<'_>| {
         let chosen = look.webhooks().map(|met| (choose(&met), met));
         let meant = chosen.filter(|(choice, _)| *choice != DropChoice::Other);
@@ -202,14 +215,27 @@ pub(crate) async fn find(
         .main(look.clone(), |found| {
             seen += 1;
             progress.tell(|| format!("read {seen} of {} packs", packs));
-            named.take(found)
+            named.take(found);
+            checked = looked(named.webhooks);
+            unless_failed(&checked)
         })
         .await?;
+    checked?;
+    let mut checked = Ok(());
     // Read last: webhooks that leave the main stream while it is read would otherwise be missed.
     let mut lanes = waiting.lanes(filter).await?;
     lanes.retain(may_hold);
-    waiting.aside(&lanes, look, |found| named.take(found)).await?;
-    Ok(named)
+    let take = |found| {
+        named.take(found);
+        checked = looked(named.webhooks);
+        unless_failed(&checked)
+    };
+    waiting.aside(&lanes, look, take).await?;
+    checked.map(|()| named)
+}
+
+fn unless_failed(checked: &Result<(), Failure>) -> ControlFlow<()> {
+    if checked.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
 }
 
 impl One {
@@ -250,7 +276,7 @@ impl NamedWebhooks {
         digest.text()
     }
 
-    fn take(&mut self, found: Vec<One>) -> ControlFlow<()> {
+    fn take(&mut self, found: Vec<One>) {
         for One { past, replay, is_kept } in found {
             if is_kept {
                 self.compliance_kept += 1;
@@ -272,44 +298,13 @@ impl NamedWebhooks {
                 past.write(&mut self.history);
             }
         }
-        ControlFlow::Continue(())
-    }
-}
-
-/// Returns how many were dropped when the consumer finished or stopped making progress.
-pub(crate) async fn watch(
-    waiting: &mut Waiting,
-    consumer: &str,
-    version: u64,
-    before: CarriedOut,
-    wanted: u64,
-) -> Result<u64, Failure> {
-    let redis = waiting.redis.clone();
-    let mut moved_at = Instant::now();
-    let mut last = before;
-    let mut progress = Progress::new();
-    loop {
-        let now = controls::carried_out(&redis, waiting.connection(), consumer).await?;
-        // Another operator's drops may be counted at the same time.
-        let dropped = now.dropped.saturating_sub(before.dropped).min(wanted);
-        if dropped >= wanted || now.version >= version {
-            return Ok(dropped);
-        }
-        if now != last {
-            (moved_at, last) = (Instant::now(), now);
-        }
-        if moved_at.elapsed() > PATIENCE {
-            return Ok(dropped);
-        }
-        progress.tell(|| format!("dropped {dropped} of {wanted}"));
-        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
 /// Reports a dry run, or that nothing matches.
 fn tell_unchanged(consumer: &str, matched: u64, arguments: &Arguments) -> Result<(), Failure> {
     if arguments.output.is_json() {
-        return Ok(line(object(consumer, matched, 0, arguments))?);
+        return Ok(line(object(consumer, matched, Some(0), arguments))?);
     }
     if matched == 0 {
         return Ok(line(NOTHING)?);
@@ -319,24 +314,39 @@ fn tell_unchanged(consumer: &str, matched: u64, arguments: &Arguments) -> Result
     Ok(line(dry_run(&effect, "drop them"))?)
 }
 
-fn object(consumer: &str, matched: u64, dropped: u64, arguments: &Arguments) -> serde_json::Value {
+/// The result as JSON. `dropped` is null if it is not known.
+fn object(
+    consumer: &str,
+    matched: u64,
+    dropped: Option<u64>,
+    arguments: &Arguments,
+) -> serde_json::Value {
     let is_dry_run = !arguments.consent.confirmation.yes;
-    let not_yet = if is_dry_run { 0 } else { matched.saturating_sub(dropped) };
+    let left = |dropped: u64| if is_dry_run { 0 } else { matched.saturating_sub(dropped) };
     serde_json::json!({
         "consumer": consumer, "dry_run": is_dry_run, "matched": matched, "dropped": dropped,
-        "not_yet": not_yet,
+        "not_yet": dropped.map(left),
     })
 }
 
 async fn tell(
     waiting: &mut Waiting,
-    consumer: &str,
     wanted: u64,
-    dropped: u64,
+    so_far: DropProgress,
     arguments: &Arguments,
 ) -> Result<(), Failure> {
+    let DropProgress { dropped, is_exact } = so_far;
+    let consumer = waiting.consumer.clone();
     if arguments.output.is_json() {
-        return Ok(line(object(consumer, wanted, dropped, arguments))?);
+        let dropped = is_exact.then_some(dropped);
+        return Ok(line(object(&consumer, wanted, dropped, arguments))?);
+    }
+    if !is_exact {
+        let wanted = count(wanted, "webhook");
+        return Ok(line(format_args!(
+            "ordered the drop of {wanted}; how many are dropped by now is not known: another order to {consumer} came \
+             between"
+        ))?);
     }
     let left = wanted.saturating_sub(dropped);
     if left == 0 {

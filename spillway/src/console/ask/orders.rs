@@ -39,9 +39,15 @@ impl Jobs {
             consumer: consumer.clone(),
             actor: actor.clone(),
         };
-        let order = |filter: String| {
-            let actor = actor.name;
-            JobOrder { verb, consumer, filter, actor, chosen, expected }
+        let order = |filter: String| JobOrder {
+            verb,
+            consumer,
+            filter,
+            actor: actor.name,
+            chosen,
+            expected,
+            rate,
+            force,
         };
         let stop = &console.stop;
         match verb {
@@ -49,27 +55,21 @@ impl Jobs {
                 let which = flags_of(&selection);
                 let times = DeadTimes { since: selection.since, until: selection.until };
                 let filter = DeadFilter::of(which, times)?.among(&ids)?;
-                if filter.is_empty() && !selection.all {
-                    return Err(needs_letters());
-                }
+                ensure_meant(filter.is_empty(), selection.all, needs_letters)?;
                 let how = if verb == JobVerb::DeadReplay { Take::Replay } else { Take::Drop };
                 let order = order(filter.to_string());
                 self.begin(order, DeadWork { target, filter, how, rate, force }, stop)
             }
             JobVerb::Drop => {
                 let filter = filter_of(&selection)?;
-                if filter.is_empty() && !selection.all {
-                    return Err(needs_all());
-                }
+                ensure_meant(filter.is_empty(), selection.all, needs_all)?;
                 let order = order(filter.to_string());
                 self.begin(order, DropWork { target, filter, force }, stop)
             }
             JobVerb::ArchiveReplay => {
                 ensure_no_ids(&selection)?;
                 let filter = flags_of(&selection).checked()?;
-                if filter.is_empty() && !selection.all {
-                    return Err(needs_all());
-                }
+                ensure_meant(filter.is_empty(), selection.all, needs_all)?;
                 let range = range_of(&selection)?;
                 let until = range.to.as_deref().unwrap_or("now");
                 let told = format!("{filter}, from {} to {until}", range.from);
@@ -98,6 +98,16 @@ impl Jobs {
         let request = ChangeRequest { selection, expected, digest, rate, force: false };
         self.order(console, actor, consumer, JobVerb::ArchiveReplay, request)
     }
+}
+
+/// Checks that everything of a consumer is meant only if the caller says so.
+fn ensure_meant(
+    is_everything: bool,
+    is_all: bool,
+    refusal: fn() -> ProblemDetails,
+) -> Result<(), ProblemDetails> {
+    if is_everything && !is_all { Err(refusal()) } else { Ok(()) }
+}
 }
 
 /// Range of a selection, in RFC 3339.

@@ -13,7 +13,8 @@ use crate::dead::filter::DeadFilter;
 use crate::dead::take::{FoundLetters, TakeOrder, TakenLetters, count_letters, take_letters};
 use crate::failure::Failure;
 use crate::place::CellArgs;
-use crate::queue::drop::{NamedWebhooks, OrderedDrop, count_waiting, order_drop, watch};
+use crate::queue::drop::{NamedWebhooks, count_waiting, order_drop};
+use crate::queue::drop_watch::{DropProgress, watch};
 use crate::replay::spec::AskedReplay;
 use crate::replay::{PlannedReplay, order_replay, plan_replay};
 use crate::walk::Waiting;
@@ -102,7 +103,7 @@ impl JobWork for DeadWork {
             let note = |taken| progress.note(taken);
             let taken = take_letters(&place, &actor, order, &found, note).await?;
             let TakenLetters { taken: done, left } = taken;
-            Ok(MadeJob { done, not_yet: 0, is_cut: left > 0 })
+            Ok(MadeJob { done, not_yet: 0, is_exact: true, is_cut: left > 0 })
         })
         .await
     }
@@ -118,8 +119,11 @@ impl JobWork for DropWork {
         apart(move || async move {
             let mut waiting = Waiting::for_consumer(&target.place, &target.consumer).await?;
             let keeps = move |topic: &str| !force && is_compliance(topic.as_bytes());
-            let named = count_waiting(&mut waiting, &filter, keeps).await?;
-            progress.note(named.webhooks);
+            let looked = |number| {
+                progress.note(number);
+                progress.hold(number)
+            };
+            let named = count_waiting(&mut waiting, &filter, keeps, looked).await?;
             let NamedWebhooks { webhooks: number, compliance_kept: kept, .. } = named;
             Ok(CountedJob { number, kept, digest: named.digest(), found: named })
         })
@@ -138,10 +142,10 @@ impl JobWork for DropWork {
             let wanted = named.webhooks;
             let tell = |ordered| progress.note(ordered);
             let ordered = order_drop(&mut waiting, &actor, filter, &named, tell).await?;
-            let OrderedDrop { version, before } = ordered;
             // What is under way is dropped later, if it fails: the order stays.
-            let done = watch(&mut waiting, &consumer, version, before, wanted).await?;
-            Ok(MadeJob { done, not_yet: wanted.saturating_sub(done), is_cut: false })
+            let DropProgress { dropped: done, is_exact } = watch(&mut waiting, ordered).await?;
+            let not_yet = wanted.saturating_sub(done);
+            Ok(MadeJob { done, not_yet, is_exact, is_cut: false })
         })
         .await
     }
@@ -174,7 +178,7 @@ impl JobWork for ArchiveWork {
             let is_cancelled = || progress.is_undone();
             let end = progress.end();
             let made = order_replay(&place, &actor, found, end, note, is_cancelled).await;
-            made.map(|(done, is_cut)| MadeJob { done, not_yet: 0, is_cut })
+            made.map(|(done, is_cut)| MadeJob { done, not_yet: 0, is_exact: true, is_cut })
         })
         .await
     }

@@ -9,6 +9,8 @@ pub(super) enum JobEvent {
     Counted,
     /// The job has counted, and waits until this time.
     Delayed(u64),
+    /// The job waits for its turn.
+    Queued,
     /// The job begins to change something.
     Begun,
     /// The job has made its change.
@@ -40,6 +42,7 @@ pub(super) fn next_phase(phase: &JobPhase, event: JobEvent) -> Option<JobPhase> 
         _ if is_begun => None,
         JobEvent::Counted => Some(JobPhase::Counted),
         JobEvent::Delayed(until_ms) => Some(JobPhase::Waiting(until_ms)),
+        JobEvent::Queued => Some(JobPhase::Queued),
         JobEvent::Begun => Some(JobPhase::Running),
         JobEvent::Undone => Some(JobPhase::Undone),
     }

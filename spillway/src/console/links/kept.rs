@@ -14,6 +14,8 @@ use tokio::time::{Instant, timeout};
 const STALE: u32 = 2;
 /// Longest time for which an answer is new because it took so long.
 const SLOW_MAX: Duration = Duration::from_secs(30);
+/// Age up to which a problem is returned again. What was busy may not be any more.
+const PROBLEM_FRESH: Duration = Duration::from_secs(1);
 /// Time for which a request waits for an answer.
 const WITHIN: Duration = Duration::from_secs(5);
 /// Questions whose answers are kept unless another number is given.
@@ -44,7 +46,10 @@ impl<V> KeptAnswer<V> {
     /// An answer that is there now. One that took longer than it is new is new for as long as it took: else it would be old
     /// before anybody comes again.
     fn now(answer: Result<Arc<V>, ProblemDetails>, fresh: Duration, took: Duration) -> Self {
-        let fresh = if answer.is_ok() { fresh.max(took.min(SLOW_MAX)) } else { fresh };
+        let fresh = match answer.is_ok() {
+            true => fresh.max(took.min(SLOW_MAX)),
+            false => fresh.min(PROBLEM_FRESH),
+        };
         Self { at: Instant::now(), fresh, answer }
     }
 
@@ -170,5 +175,17 @@ mod tests {
         let problem = || ready(Err::<u8, _>(ProblemDetails::unavailable("not now")));
         assert!(kept.get("a", problem).await.is_err());
         assert_eq!(kept.get("a", || ready(Ok(7))).await.map(|found| *found), Ok(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_problem_is_not_told_as_long_as_an_answer_is_kept() {
+        let kept = KeptAnswers::new(Duration::from_secs(3600));
+        let busy = || ready(Err::<u8, _>(ProblemDetails::unavailable("busy")));
+        assert!(kept.get("a", busy).await.is_err());
+        assert!(kept.get("a", || ready(Ok(7))).await.is_err(), "the same for all who ask at once");
+        advance(PROBLEM_FRESH).await;
+        assert_eq!(kept.get("a", || ready(Ok(7))).await.map(|found| *found), Ok(7));
+        advance(Duration::from_secs(60)).await;
+        assert_eq!(kept.get("a", busy).await.map(|found| *found), Ok(7));
     }
 }

@@ -1,4 +1,4 @@
-//! The page of one job, its undo, and the orders of all forms that make one.
+//! The list of jobs, the page of one, its undo, and the orders of all forms that make one.
 
 use axum::Extension;
 use axum::extract::State;
@@ -7,7 +7,7 @@ use spillway_console::model::change::JobStatus;
 use spillway_console::pages::extract::{PagePath, PageQuery};
 use spillway_console::pages::forms::ChangeForm;
 use spillway_console::pages::problem::PageProblem;
-use spillway_console::pages::{job, links};
+use spillway_console::pages::{job, jobs, links};
 use spillway_console::{Caller, ConsoleRoute, Permission, ProblemDetails};
 use spillway_queue::audit::AuditWay;
 use spillway_webhook::freshness::rfc3339;
@@ -23,6 +23,7 @@ use crate::out::now_ms;
 /// Routes of this area.
 pub(super) fn routes() -> Vec<ConsoleRoute<ConsoleState>> {
     vec![
+        ConsoleRoute::read(job::JOBS, Permission::Search, list),
         ConsoleRoute::read("/jobs/{id}", Permission::Search, one),
         ConsoleRoute::read(job::EVENTS, Permission::Search, live::job),
         ConsoleRoute::change("/jobs/{id}/undo", Permission::Replay, undo),
@@ -69,6 +70,13 @@ fn absolute(form: &ChangeForm) -> Result<ChangeForm, Failure> {
     let since = moment("since", form.since.as_ref())?;
     let until = moment("until", form.until.as_ref())?;
     Ok(ChangeForm { since, until, ..form.clone() })
+}
+
+async fn list(
+    State(console): State<ConsoleState>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    jobs::page(&caller, &console.jobs.list()).into_response()
 }
 
 async fn one(
