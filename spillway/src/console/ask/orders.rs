@@ -108,7 +108,6 @@ fn ensure_meant(
 ) -> Result<(), ProblemDetails> {
     if is_everything && !is_all { Err(refusal()) } else { Ok(()) }
 }
-}
 
 /// Range of a selection, in RFC 3339.
 fn range_of(selection: &WebhookSelection) -> Result<AskedRange, ProblemDetails> {

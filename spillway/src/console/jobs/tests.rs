@@ -89,7 +89,16 @@ fn counted(number: u64, digest: Option<&str>) -> ExpectedCount {
 
 fn of(verb: JobVerb, actor: &str, expected: Option<ExpectedCount>) -> JobOrder {
     let (consumer, filter) = ("http".to_owned(), "everything".to_owned());
-    JobOrder { verb, consumer, filter, actor: actor.to_owned(), chosen: None, expected, rate: None, force: false }
+    JobOrder {
+        verb,
+        consumer,
+        filter,
+        actor: actor.to_owned(),
+        chosen: None,
+        expected,
+        rate: None,
+        force: false,
+    }
 }
 
 /// Dry run of an order that no other one equals.
