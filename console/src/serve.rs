@@ -160,7 +160,7 @@ impl ConnectionParts {
                 if is_tls {
                     require_https(&mut answer, host.as_ref());
                 }
-                // The body keeps the connection busy until its last byte is written, or it is given up.
+                // The body keeps the connection busy until all of it is taken to be sent, or it is given up.
                 let keep = move |_: &Frame<Bytes>| {
                     let _busy = &busy;
                 };
