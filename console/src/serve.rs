@@ -160,7 +160,7 @@ impl ConnectionParts {
                 if is_tls {
                     require_https(&mut answer, host.as_ref());
                 }
-                // The body keeps the connection busy until its last byte is written, or it is given up.
+                // The body keeps the connection busy until all of it is taken to be sent, or it is given up.
                 let keep = move |_: &Frame<Bytes>| {
                     let _busy = &busy;
                 };
@@ -207,21 +207,21 @@ mod tests {
         let router = Router::new().route("/", get(|| async { "here" }));
         let stop = CancellationToken::new();
         let listener = ConsoleListener { tcp, tls: None, proxies: TrustedProxies::default() };
-        let served = tokio::spawn(listener.serve(router, stop.clone()));
-        let mut idle = Vec::new();
-        for number in 0..CONNECTIONS_MAX {
-            let network = 2 + u8::try_from(number / SLOTS_MAX).expect("a few networks");
-            idle.push(connect(network, address).await);
-        }
-        let mut guest = connect(9, address).await;
-        let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-        guest.write_all(request).await.expect("written");
-        let mut answer = String::new();
-        let read = timeout(HEAD_WITHIN / 3, guest.read_to_string(&mut answer)).await;
-        read.expect("it is answered before the others have to end").expect("an answer");
-        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("here"), "{answer}");
-        drop(idle);
-        stop.cancel();
-        served.await.expect("it ends");
+        let asking = async {
+            let mut idle = Vec::new();
+            for number in 0..CONNECTIONS_MAX {
+                let network = 2 + u8::try_from(number / SLOTS_MAX).expect("a few networks");
+                idle.push(connect(network, address).await);
+            }
+            let mut guest = connect(9, address).await;
+            let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            guest.write_all(request).await.expect("written");
+            let mut answer = String::new();
+            let read = timeout(HEAD_WITHIN / 3, guest.read_to_string(&mut answer)).await;
+            read.expect("it is answered before the others have to end").expect("an answer");
+            assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("here"), "{answer}");
+            stop.cancel();
+        };
+        tokio::join!(listener.serve(router, stop.clone()), asking);
     }
 }

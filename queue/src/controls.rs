@@ -161,10 +161,14 @@ impl Dropping {
         self.main.is_empty() && self.replays.is_empty()
     }
 
+    /// Number of names: entries of the main stream, each for some of its webhooks, and replays.
+    pub fn names(&self) -> usize {
+        self.main.len() + self.replays.len()
+    }
+
     /// Number of orders by which these webhooks are dropped.
-    pub fn orders(&self) -> u64 {
-        let names = self.main.len() + self.replays.len();
-        u64::try_from(names.div_ceil(NAMED_MAX)).unwrap_or(u64::MAX)
+    pub fn orders(&self) -> usize {
+        self.names().div_ceil(NAMED_MAX)
     }
 
     /// Names one webhook of the main stream.
@@ -447,5 +451,9 @@ mod tests {
         let named = |index| dropping.is_named(entry, index);
         assert!(named(0) && named(9) && !named(1) && !named(99));
         assert!(!dropping.is_named(StreamId::ZERO, 0));
+        dropping.replays.insert(entry);
+        assert_eq!((dropping.names(), dropping.orders()), (2, 1));
+        dropping.replays.extend((0..10_000).map(|seq| StreamId { ms: 2, seq }));
+        assert_eq!((dropping.names(), dropping.orders()), (10_002, 2));
     }
 }

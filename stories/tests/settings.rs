@@ -166,6 +166,25 @@ async fn good_settings_pass_the_check() {
 }
 
 #[tokio::test]
+async fn the_console_checks_its_settings_and_the_files_that_they_name() {
+    let cell = Cell::shared();
+    let users = cell.directory().join("checked-users");
+    let file = users.to_str().unwrap();
+    let settings = [GOOD[0], ("CONSOLE_USERS_FILE", file)];
+    for (text, code, told) in [
+        ("mia:viewer:*\n", 0, "the settings are good"),
+        ("mia:boss:*\n", 78, "line 1: mia: \"boss\" is no role"),
+    ] {
+        std::fs::write(&users, text).unwrap();
+        let output = cell.run("spillway", &["console", "--check"], &settings).await;
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        let shown = [output.stdout, output.stderr].concat();
+        let shown = String::from_utf8(shown).unwrap();
+        assert!(shown.contains(told), "{shown}");
+    }
+}
+
+#[tokio::test]
 async fn an_unknown_flag_is_a_wrong_use() {
     let cell = Cell::shared();
     for name in ["request-receiver", "downstreamer", "spillway"] {

@@ -40,8 +40,7 @@ pub(super) async fn drop_waiting(
         Some(MatchedBy::Id) => DropChoice::Drop,
     };
     let may_hold = |row: &LaneRow| orders.may_mean(row.shop.as_bytes());
-    let looked = |_: u64| Ok(());
-    let named = find(&mut waiting, &Filter::default(), may_hold, choose, looked).await?;
+    let named = find(&mut waiting, &Filter::default(), may_hold, choose, |_| Ok(())).await?;
     report.counts.waiting += named.webhooks;
     if named.compliance_kept > 0 {
         report.pending.push(format!(

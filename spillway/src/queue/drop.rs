@@ -105,12 +105,12 @@ pub(super) async fn run(
 }
 
 /// Finds the waiting webhooks of a consumer that match. Those of topics that `keeps` names are only counted. `looked`
-/// receives the number found so far, and ends the search with a failure.
+/// receives those found so far, and ends the search with a failure.
 pub(crate) async fn count_waiting(
     waiting: &mut Waiting,
     filter: &Filter,
     keeps: impl Fn(&str) -> bool + Clone + Send + Sync + 'static,
-    looked: impl FnMut(u64) -> Result<(), Failure>,
+    looked: impl FnMut(&NamedWebhooks) -> Result<(), Failure>,
 ) -> Result<NamedWebhooks, Failure> {
     let wanted = filter.clone();
     let choose = move |met: &Met<'_>| {
@@ -173,10 +173,11 @@ pub(crate) async fn give_order(
     };
     let connection = waiting.connection();
     let order = controls::drop(&redis, connection, &consumer, dropping, history, report).await;
+    let orders = u64::try_from(dropping.orders()).unwrap_or(u64::MAX);
     let version = order.map_err(|error| partly_ordered(error, ordered, *webhooks))?;
     // Pauses count as orders too: they drop nothing, and leave no names.
     let is_alone = first.ordered == before.ordered
-        && version == before.ordered.saturating_add(dropping.orders())
+        && version == before.ordered.saturating_add(orders)
         && (!has_names || before.version >= before.ordered);
     Ok(OrderedDrop { version, webhooks: *webhooks, before, is_alone })
 }
@@ -192,14 +193,14 @@ fn partly_ordered(error: QueueError, ordered: u64, webhooks: u64) -> Failure {
 }
 
 /// Reads everything that waits: replays, the main stream, and the lanes that may match `filter` and for which
-/// `may_hold` returns true. Names what `choose` chooses. `looked` receives the number named so far, and ends the search
+/// `may_hold` returns true. Names what `choose` chooses. `looked` receives those named so far, and ends the search
 /// with a failure.
 pub(crate) async fn find(
     waiting: &mut Waiting,
     filter: &Filter,
     may_hold: impl Fn(&LaneRow) -> bool,
     choose: impl Fn(&Met<'_>) -> DropChoice + Clone + Send + Sync + 'static,
-    mut looked: impl FnMut(u64) -> Result<(), Failure>,
+    mut looked: impl FnMut(&NamedWebhooks) -> Result<(), Failure>,
 ) -> Result<NamedWebhooks, Failure> {
     let mut named = NamedWebhooks::default();
     let mut checked = Ok(());
@@ -216,7 +217,7 @@ pub(crate) async fn find(
             seen += 1;
             progress.tell(|| format!("read {seen} of {} packs", packs));
             named.take(found);
-            checked = looked(named.webhooks);
+            checked = looked(&named);
             unless_failed(&checked)
         })
         .await?;
@@ -227,7 +228,7 @@ pub(crate) async fn find(
     lanes.retain(may_hold);
     let take = |found| {
         named.take(found);
-        checked = looked(named.webhooks);
+        checked = looked(&named);
         unless_failed(&checked)
     };
     waiting.aside(&lanes, look, take).await?;

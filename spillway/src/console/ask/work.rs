@@ -119,9 +119,9 @@ impl JobWork for DropWork {
         apart(move || async move {
             let mut waiting = Waiting::for_consumer(&target.place, &target.consumer).await?;
             let keeps = move |topic: &str| !force && is_compliance(topic.as_bytes());
-            let looked = |number| {
-                progress.note(number);
-                progress.hold(number)
+            let looked = |named: &NamedWebhooks| {
+                progress.note(named.webhooks);
+                progress.hold(u64::try_from(named.dropping.names()).unwrap_or(u64::MAX))
             };
             let named = count_waiting(&mut waiting, &filter, keeps, looked).await?;
             let NamedWebhooks { webhooks: number, compliance_kept: kept, .. } = named;
