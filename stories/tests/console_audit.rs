@@ -230,7 +230,7 @@ struct Actor {
 
 /// Filter of the pause of a shop. Some of them have two parts.
 fn pause_of(number: u64) -> Vec<(&'static str, String)> {
-    let topic = (number % 3 == 0).then(|| ("topic", "orders/*".to_owned()));
+    let topic = number.is_multiple_of(3).then(|| ("topic", "orders/*".to_owned()));
     [("shop", shop::domain(number))].into_iter().chain(topic).collect()
 }
 

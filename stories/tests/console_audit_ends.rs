@@ -83,7 +83,12 @@ async fn verbs_of_the_command_and_replays_from_the_archive_are_in_the_audit() {
 
     let found = records(&sue, "").await;
     let new: Vec<Value> = found.iter().take(found.len() - done.len()).map(fact_of).collect();
-    let [forgotten, cancelled, by_shell, by_api] = &new[..] else { panic!("{new:#?}") };
+    expect_replays(&new, &domain, id, &counted["total"]);
+}
+
+/// Checks the records of a shop that was forgotten, of a replay that was cancelled, and of two that were ordered.
+fn expect_replays(new: &[Value], domain: &str, id: &str, count: &Value) {
+    let [forgotten, cancelled, by_shell, by_api] = new else { panic!("{new:#?}") };
     let everything = format!("everything of shop {domain}");
     assert_eq!(*forgotten, json!(["anna", "cli", "forget", "", everything, 1, false]));
     let named = format!("replay {id}");
@@ -91,7 +96,6 @@ async fn verbs_of_the_command_and_replays_from_the_archive_are_in_the_audit() {
     for (fact, actor, way) in [(by_shell, "anna", "cli"), (by_api, "token:otto-program", "api")] {
         let filter = fact[4].as_str().expect("a filter");
         assert!(filter.starts_with(&format!("shop {domain}, stored from ")), "{filter}");
-        let count = &counted["total"];
         assert_eq!(*fact, json!([actor, way, "replay", "http", filter, count, false]));
     }
 }

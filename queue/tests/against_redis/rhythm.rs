@@ -40,9 +40,9 @@ fn reporter(server: &Server) -> RhythmReporter {
     RhythmReporter::new(server.redis(), LEAST)
 }
 
-/// Reports pairs by a receiver that accepts webhooks since long.
+/// Reports pairs.
 async fn report(reporter: &mut RhythmReporter, connection: &mut Connection, pairs: &[SeenPair]) {
-    reporter.report(connection, pairs, 0).await.expect("redis has room");
+    reporter.report(connection, pairs).await.expect("redis has room");
 }
 
 /// All pairs, each named by its shop.
@@ -272,7 +272,7 @@ async fn a_silence_that_ended_is_noted_once_whichever_receivers_report_it() {
 }
 
 #[tokio::test]
-async fn no_silence_is_noted_of_a_pair_that_is_hardly_known_or_while_nothing_was_accepted() {
+async fn no_silence_is_noted_of_a_pair_that_is_hardly_known_or_often_as_slow() {
     let server = Server::start(&[]).await;
     let mut connection = server.connect().await;
     let now = now_ms(&mut connection).await.unwrap();
@@ -280,23 +280,20 @@ async fn no_silence_is_noted_of_a_pair_that_is_hardly_known_or_while_nothing_was
     let few = SeenPair { count: 19, ..usual.clone() };
     let short = SeenPair { first_ms: now - 28 * HOUR, ..usual.clone() };
     let slow = SeenPair { longest_ms: 3 * HOUR, ..usual.clone() };
-    let for_long = 0;
-    for (what, before, accepts_since_ms, is_noted) in [
-        ("it is usual", usual.clone(), for_long, true),
-        ("there are too few", few, for_long, false),
-        ("it is known for too short", short, for_long, false),
-        ("it is often as slow", slow, for_long, false),
-        ("nothing was accepted", usual.clone(), now - 30 * MINUTE, false),
-        ("nothing was accepted at first", usual, now - 4 * HOUR, true),
+    for (what, before, is_noted) in [
+        ("it is usual", usual, true),
+        ("there are too few", few, false),
+        ("it is known for too short", short, false),
+        ("it is often as slow", slow, false),
     ] {
         let _: u64 = server.command(&["DEL", RHYTHM, "{spillway}:gaps"]).await;
         report(&mut reporter(&server), &mut connection, &[before]).await;
         let again = [seen(now, now, 1, 0)];
         let mut reporter = reporter(&server);
-        reporter.report(&mut connection, &again, accepts_since_ms).await.unwrap();
+        reporter.report(&mut connection, &again).await.unwrap();
         let found = notes(&server, &mut connection).await;
         let from: Vec<u64> = found.iter().map(|note| note.from_ms).collect();
-        let expected = is_noted.then_some((now - 5 * HOUR).max(accepts_since_ms));
+        let expected = is_noted.then_some(now - 5 * HOUR);
         assert_eq!(from, Vec::from_iter(expected), "{what}");
     }
 }
@@ -309,7 +306,7 @@ async fn a_full_redis_refuses_a_report_as_full_and_takes_it_later() {
     let mut reporter = reporter(&server);
     let pairs = [seen(now, now, 3, 0)];
     server.fill_to_the_brim().await;
-    let refused = reporter.report(&mut connection, &pairs, 0).await.unwrap_err();
+    let refused = reporter.report(&mut connection, &pairs).await.unwrap_err();
     assert!(matches!(refused, (0, QueueError::Full(_))), "{refused:?}");
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
     report(&mut reporter, &mut connection, &pairs).await;

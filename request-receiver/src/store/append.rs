@@ -252,7 +252,7 @@ mod tests {
     async fn appended(send_within: Duration) -> (AppendEnd, String) {
         let directory = tempfile::tempdir().expect("a directory");
         let socket = directory.path().join("redis.sock");
-        let redis = slow_redis(&socket, Duration::from_millis(200));
+        let fake = slow_redis(&socket, Duration::from_millis(200));
         let url = format!("unix://{}", socket.display());
         let redis = Redis::new(&url, "{spillway}:").expect("a good URL");
         let mut appender = ShardAppender::new(redis, view());
@@ -262,7 +262,7 @@ mod tests {
         let (connection, end) = ended.expect("it ends");
         drop(connection);
         // The connection is closed by a task of this runtime.
-        let sent = tokio::task::spawn_blocking(|| redis.join().expect("no panic")).await;
+        let sent = tokio::task::spawn_blocking(|| fake.join().expect("no panic")).await;
         (end, sent.expect("it is read"))
     }
 

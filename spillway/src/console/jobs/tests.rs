@@ -262,10 +262,10 @@ async fn a_job_keeps_the_ids_of_its_letters() {
     let jobs = Jobs::new();
     let stop = CancellationToken::new();
     let order = of(JobVerb::DeadReplay, "mia", None);
-    let all = jobs.keep(order.clone(), &stop).expect("there is room");
+    let (all, _) = jobs.keep(order.clone(), &stop).expect("there is room");
     let chosen = Some("one two".to_owned());
     let order = JobOrder { chosen: chosen.clone(), ..order };
-    let some = jobs.keep(order, &stop).expect("there is room");
+    let (some, _) = jobs.keep(order, &stop).expect("there is room");
     assert_eq!((jobs.chosen(all.id), jobs.chosen(some.id)), (None, chosen));
     assert_eq!(jobs.chosen(99), None);
 }
