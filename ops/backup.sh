@@ -3,7 +3,7 @@
 #
 #     ops/backup.sh /run/spillway/redis.sock /backup/spillway-2026-11-21
 #
-# To be run as a user who may open the socket and read Redis' directory. docs/backup.md says what such
+# To be run as a user who may open the socket and read Redis' directory. REDISCLI_AUTH is the password, if there is one. docs/backup.md says what such
 # a copy is good for, and what a restore does; stories/tests/restore.rs runs this very file.
 set -eu
 

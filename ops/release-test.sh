@@ -152,7 +152,7 @@ as_services() {
   # An upgrade repeats the second block while everything runs.
   inside sh -ec "cd $1
     $(sed -n '/^install -m 755 bin/,$p' <<<"$commands")
-    systemctl try-restart 'spillway-downstreamer*' 'spillway-kafka*' spillway-archiver
+    systemctl try-restart 'spillway-downstreamer*' 'spillway-kafka*' spillway-archiver spillway-console
     systemctl try-restart spillway-receiver" >&2
   until_true "the receiver is ready again" "$LIMIT" near curl -sf --max-time 5 127.0.0.1:9811/readyz
   [ -z "$(inside systemctl list-units --failed --no-legend 'spillway*')" ] || fail "a unit of the tarball failed"

@@ -146,8 +146,9 @@ mod tests {
 
     use super::{Cli, all_env_files};
 
-    /// Flags with a name of their own: the secret that signs a test webhook.
-    const SHORTER: [&str; 2] = ["secret", "secret-file"];
+    /// Flags with a name of their own: the secret that signs a test webhook, and the processes that are asked.
+    const SHORTER: [&str; 5] =
+        ["secret", "secret-file", "receiver", "downstreamer", "kafka-producer"];
 
     /// Variables of a command and its subcommands.
     fn variables(command: &clap::Command, found: &mut Vec<String>) {

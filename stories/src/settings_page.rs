@@ -6,7 +6,8 @@ Each setting is an environment variable and a flag of the same name: `REDIS_URL`
 environment, and the environment over `--env-file`, which may be given several times: a later file overrides an earlier
 one. `--check` validates all settings, reports every mistake at once and exits. `spillway config show` prints them with
 their origin. Durations and sizes need a unit, such as `30s`, `72h` or `16MiB`; `30M` could be minutes or months, and is
-refused. All programs may share an env file: each reads the settings that it has. A variable in it that no program has,
+refused. Flags of `spillway console` leave out `CONSOLE_`; `--receiver`, `--downstreamer` and `--kafka-producer` are the
+addresses that it asks. All programs may share an env file: each reads the settings that it has. A variable in it that no program has,
 and that differs from a setting in at most two letters, is reported with a warning.
 
 Sizes are powers of 1024: `64KiB`, `16MiB`, `10GiB`, `1TiB`. `16m`, `16MB` and the like are refused, because programs
@@ -27,20 +28,21 @@ pub struct Setting {
     pub range: String,
 }
 
-/// Makes the page from the `--help` of each program. Settings that all have, with the same text,
-/// come first.
+/// Makes the page from the `--help` of each program and of `spillway console`. Settings that all programs
+/// have, with the same text, come first. Those of the console are all in its own section.
 #[must_use]
-pub fn page(programs: &[(&str, String)]) -> String {
+pub fn page(programs: &[(&str, String)], console: &str) -> String {
     let all: Vec<(&str, Vec<Setting>)> =
         programs.iter().map(|(name, help)| (*name, settings(help))).collect();
     let is_common = |setting: &Setting| all.iter().all(|(_, of)| of.contains(setting));
     let mut page = INTRO.to_owned();
     let first = all.first().map_or(&[][..], |(_, of)| of);
     let common = first.iter().filter(|setting| is_common(setting));
-    section(&mut page, "All processes", common);
+    section(&mut page, "All processes except the console", common);
     for (name, of) in &all {
         section(&mut page, name, of.iter().filter(|setting| !is_common(setting)));
     }
+    section(&mut page, "spillway console", settings(console).iter());
     page
 }
 

@@ -1,9 +1,10 @@
 //! `ops/nginx/spillway.conf` as shipped, except for addresses and certificate. Webhooks sent
-//! through TLS arrive unchanged behind nginx, over reused connections.
+//! through TLS arrive unchanged behind nginx, over reused connections. `ops/nginx/console.conf` leads people to the
+//! console.
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::process::{Command, Stdio};
@@ -13,10 +14,14 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::binaries::repository;
 use stories::cell::Cell;
+use stories::console::{Accounts, ConsoleServer};
 use stories::nginx::Nginx;
 use stories::port;
 use stories::receipt::hash;
 use stories::webhook::Webhook;
+
+/// Host of the console in the shipped file.
+const CONSOLE: &str = "console.example.com";
 
 /// Headers that nginx sets, or that belong to the framing of the hop.
 const NOT_COMPARED: [&str; 5] =
@@ -101,7 +106,42 @@ async fn the_receiver_behind_nginx_answers_as_it_does_alone() {
     assert_eq!(nginx.post(&Webhook::any().method("PUT")).await, 405);
 }
 
-/// An nginx with the shipped file, on its own port.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn people_reach_the_console_through_its_site() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let accounts = Accounts::new(&cell);
+    accounts.add_user("sue", "viewer", false).await;
+    let own = [("CONSOLE_HOSTS", CONSOLE), ("TRUSTED_PROXIES", "127.0.0.1")];
+    let all = [&accounts.settings()[..], &own].concat();
+    let console = ConsoleServer::start(&cell, &all).await;
+    let nginx = Front::of_console(&cell, console.address()).await;
+
+    let ours = format!("Host: {CONSOLE}");
+    let login = nginx.ask("/login", &["-H", &ours], "</html>").await;
+    assert!(login.contains("HTTP/1.1 200"), "{login}");
+    let other = nginx.ask("/login", &["-H", "Host: other.example"], "").await;
+    assert!(other.contains("HTTP/1.1 403"), "{other}");
+
+    let fields = format!("user=sue&password={}", Accounts::password("sue"));
+    let origin = format!("Origin: https://{CONSOLE}");
+    let form: [&str; 6] = ["-H", &ours, "-H", &origin, "-d", &fields];
+    let answer = nginx.ask("/login", &form, "").await;
+    assert!(answer.contains("HTTP/1.1 30"), "{answer}");
+    let cookie = answer.lines().find_map(|line| line.split_once(": ").filter(is_cookie));
+    let cookie = cookie.and_then(|(_, set)| set.split(';').next()).expect("a session");
+    let session = format!("Cookie: {cookie}");
+    // The stream does not end, and its first event comes all the same.
+    let live = nginx.ask("/events/overview", &["-H", &ours, "-H", &session], "event: part").await;
+    assert!(live.contains("HTTP/1.1 200") && live.contains("event: part"), "{live}");
+    assert!(!console.output().contains("TRUSTED_PROXIES"), "{}", console.output());
+}
+
+fn is_cookie((name, _): &(&str, &str)) -> bool {
+    name.eq_ignore_ascii_case("set-cookie")
+}
+
+/// An nginx with a shipped file, on its own port.
 struct Front {
     address: SocketAddr,
     _nginx: Nginx,
@@ -109,21 +149,60 @@ struct Front {
 
 impl Front {
     async fn start(cell: &Cell, receiver: SocketAddr) -> Self {
+        let server = format!("server {receiver} ");
+        Self::with(cell, "spillway.conf", "hooks.example.com", ("server 127.0.0.1:8080 ", &server))
+            .await
+    }
+
+    async fn of_console(cell: &Cell, console: SocketAddr) -> Self {
+        let pass = format!("proxy_pass http://{console};");
+        Self::with(cell, "console.conf", CONSOLE, ("proxy_pass http://127.0.0.1:9820;", &pass))
+            .await
+    }
+
+    /// Starts nginx with this file, a certificate of `host` and another address of the server behind it.
+    async fn with(cell: &Cell, file: &str, host: &str, server: (&str, &str)) -> Self {
         let address = port::free();
-        Authority::new(cell.directory(), "authority").certify("hooks.example.com");
-        let shipped = fs::read_to_string(repository().join("ops/nginx/spillway.conf"))
+        Authority::new(cell.directory(), "authority").certify(host);
+        let shipped = fs::read_to_string(repository().join("ops/nginx").join(file))
             .expect("read the shipped file");
         let site = replace_each(
             shipped,
             &[
-                ("server 127.0.0.1:8080 ", &format!("server {receiver} ")),
+                server,
                 ("listen 443 ssl;", &format!("listen {address} ssl;")),
                 ("listen [::]:443 ssl;", ""),
-                ("/etc/ssl/certs/hooks.example.com.pem", "hooks.example.com.pem"),
-                ("/etc/ssl/private/hooks.example.com.key", "hooks.example.com.key"),
+                (&format!("/etc/ssl/certs/{host}.pem"), &format!("{host}.pem")),
+                (&format!("/etc/ssl/private/{host}.key"), &format!("{host}.key")),
             ],
         );
         Self { address, _nginx: Nginx::start(cell.directory(), &site, address).await }
+    }
+
+    /// Asks for a page, and returns its head and body up to the line that contains `end`, or all of it.
+    async fn ask(&self, path: &str, arguments: &[&str], end: &str) -> String {
+        let mut command = Command::new("curl");
+        command.args(["-sS", "-k", "-i", "-N", "--http1.1", "-m", "20"]).args(arguments);
+        command.arg(format!("https://{}{path}", self.address)).stdout(Stdio::piped());
+        let end = end.to_owned();
+        let run = move || {
+            let mut child =
+                command.spawn().expect("curl is missing; install it with: apt-get install curl");
+            let mut told = String::new();
+            for line in BufReader::new(child.stdout.take().expect("a pipe from curl")).lines() {
+                let line = line.expect("text of curl");
+                told.push_str(&line);
+                told.push('\n');
+                if !end.is_empty() && line.contains(&end) {
+                    break;
+                }
+            }
+            // It may have ended by itself.
+            child.kill().ok();
+            child.wait().expect("reap curl");
+            told
+        };
+        tokio::task::spawn_blocking(run).await.expect("curl was run")
     }
 
     /// Sends a webhook through TLS and returns the status.

@@ -173,7 +173,7 @@ fn what_is_masked_is_left_alone_without_a_word() {
 }
 
 /// Files in `/etc/spillway` that `postinst` makes, or that a page tells its reader to make.
-const MADE_THERE: [&str; 20] = [
+const MADE_THERE: [&str; 21] = [
     "client-secret",
     "client-secret-old",
     "receiver.env",
@@ -194,6 +194,7 @@ const MADE_THERE: [&str; 20] = [
     "console/tls.pem",
     "console/tls.key",
     "console/archive-keys",
+    "console/redis-password",
 ];
 
 /// Source and destination of each asset of a package, from the manifest of its crate.

@@ -86,7 +86,8 @@ fn every_command_on_a_page_is_taken_by_its_binary() {
 #[test]
 fn the_page_of_settings_is_what_the_help_prints() {
     let servers = ["request-receiver", "downstreamer", "kafka_producer", "archiver"];
-    let made = settings_page::page(&servers.map(|name| (name, help(name, &[]))));
+    let console = help("spillway", &["console"]);
+    let made = settings_page::page(&servers.map(|name| (name, help(name, &[]))), &console);
     let path = repository().join("docs/settings.md");
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &made).expect("write the page");
@@ -225,7 +226,7 @@ fn known_settings() -> BTreeSet<String> {
     for binary in BINARIES {
         known.extend(settings(&help(binary, &[])));
     }
-    for subcommand in ["dev", "doctor", "send", "status"] {
+    for subcommand in ["console", "dev", "doctor", "send", "status"] {
         known.extend(settings(&help("spillway", &[subcommand])));
     }
     for file in tracked().into_iter().filter(|file| !file.ends_with(".md")) {

@@ -118,7 +118,7 @@ fn no_concern(is_receiver_seen: bool) -> Markup {
                 strong { "Nothing is wrong that is known here" }
                 span {
                     "Every consumer has a leader, nothing is paused, and nothing is late. The receiver was not seen: "
-                    "start the console with its admin address (" code { "--receiver" } ")."
+                    "start the console with its admin address (" code { "RECEIVER_ADMIN_LISTEN" } ")."
                 }
             }
         }

@@ -56,7 +56,8 @@ pub(super) struct ConsoleArgs {
     #[command(flatten)]
     tls: ConsoleTlsArgs,
 
-    /// Time for which the audit keeps its records: who changed what
+    /// Time for which the audit keeps its records of who changed what. The commands have this setting too: set it
+    /// for all of them [1d to 3653d]
     #[arg(long, env = "AUDIT_KEEP", default_value = audited::KEEP_DEFAULT)]
     audit_keep: String,
 

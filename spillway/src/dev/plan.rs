@@ -206,6 +206,8 @@ impl DevPlan {
             ("CONSOLE_LISTEN", listen.to_string().into()),
             ("CONSOLE_HOSTS", format!("localhost:{}", listen.port()).into()),
             ("CONSOLE_ANONYMOUS_ROLE", "operator".into()),
+            ("RECEIVER_ADMIN_LISTEN", reachable(self.receiver_admin).to_string().into()),
+            ("DOWNSTREAMER_ADMIN_LISTEN", reachable(self.downstreamer_admin).to_string().into()),
             // They are refused together with it, and nobody comes from elsewhere.
             ("TRUSTED_PROXIES", "".into()),
             ("TRUSTED_USER_HEADER", "".into()),
@@ -226,6 +228,9 @@ impl DevPlan {
             ("REDIS_URL", self.redis_url.clone().into()),
             ("REDIS_PREFIX", self.redis_prefix.clone().into()),
             ("DOWNSTREAM_APP_URL", self.backend_url.clone().into()),
+            // `spillway doctor` asks there.
+            ("RECEIVER_ADMIN_LISTEN", reachable(self.receiver_admin).to_string().into()),
+            ("DOWNSTREAMER_ADMIN_LISTEN", reachable(self.downstreamer_admin).to_string().into()),
         ];
         if self.has_own_secret {
             settings.push(self.secret.environment().0);

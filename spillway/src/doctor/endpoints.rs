@@ -15,42 +15,47 @@ const BACKEND_DOWN: &str = "backend_down: ";
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct EndpointArguments {
     /// Admin address of the receiver; default 127.0.0.1:9811, where no answer is only a warning
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, env = "RECEIVER_ADMIN_LISTEN", value_name = "ADDRESS")]
     receiver: Option<String>,
 
     /// Admin address of the downstreamer; default 127.0.0.1:9812
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, env = "DOWNSTREAMER_ADMIN_LISTEN", value_name = "ADDRESS")]
     downstreamer: Option<String>,
 
     /// Admin address of the Kafka producer; default 127.0.0.1:9813, checked if a consumer named
     /// kafka is registered
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, env = "KAFKA_PRODUCER_ADMIN_LISTEN", value_name = "ADDRESS")]
     kafka_producer: Option<String>,
 }
 
 impl EndpointArguments {
     /// Admin addresses of the processes, with their names.
     pub(crate) fn addresses(&self) -> [(&'static str, String); 3] {
-        let or = |given: &Option<String>, default: &str| {
-            given.clone().unwrap_or_else(|| default.to_owned())
-        };
+        let or =
+            |address: Option<&String>, default: &str| given(address).unwrap_or(default).to_owned();
         [
-            ("receiver", or(&self.receiver, RECEIVER)),
-            ("downstreamer", or(&self.downstreamer, DOWNSTREAMER)),
-            ("kafka-producer", or(&self.kafka_producer, KAFKA_PRODUCER)),
+            ("receiver", or(self.receiver.as_ref(), RECEIVER)),
+            ("downstreamer", or(self.downstreamer.as_ref(), DOWNSTREAMER)),
+            ("kafka-producer", or(self.kafka_producer.as_ref(), KAFKA_PRODUCER)),
         ]
     }
+}
+
+/// An empty variable counts as not set.
+fn given(address: Option<&String>) -> Option<&str> {
+    address.map(|address| address.trim()).filter(|address| !address.is_empty())
 }
 
 /// Checks that each process is ready.
 pub(super) async fn examine(arguments: &EndpointArguments, has_kafka: bool) -> Vec<Finding> {
     let client = HttpClient::plain();
-    let receiver = endpoint(&client, "receiver", arguments.receiver.as_deref(), RECEIVER).await;
-    let given = arguments.downstreamer.as_deref();
-    let mut findings = vec![receiver, endpoint(&client, "downstreamer", given, DOWNSTREAMER).await];
-    let given = arguments.kafka_producer.as_deref();
-    if has_kafka || given.is_some() {
-        findings.push(endpoint(&client, "kafka-producer", given, KAFKA_PRODUCER).await);
+    let address = given(arguments.receiver.as_ref());
+    let mut findings = vec![endpoint(&client, "receiver", address, RECEIVER).await];
+    let address = given(arguments.downstreamer.as_ref());
+    findings.push(endpoint(&client, "downstreamer", address, DOWNSTREAMER).await);
+    let address = given(arguments.kafka_producer.as_ref());
+    if has_kafka || address.is_some() {
+        findings.push(endpoint(&client, "kafka-producer", address, KAFKA_PRODUCER).await);
     }
     findings
 }
@@ -97,6 +102,17 @@ fn ready(process: &str, text: &str) -> Finding {
 mod tests {
     use super::super::finding::Severity;
     use super::*;
+
+    #[test]
+    fn an_empty_variable_stands_for_the_default_address() {
+        let arguments = EndpointArguments {
+            receiver: Some(String::new()),
+            downstreamer: Some("downstreamer:9812".to_owned()),
+            kafka_producer: None,
+        };
+        let addresses = arguments.addresses().map(|(_, address)| address);
+        assert_eq!(addresses, [RECEIVER, "downstreamer:9812", KAFKA_PRODUCER]);
+    }
 
     #[test]
     fn a_note_of_a_ready_process_is_no_silence() {
