@@ -21,11 +21,12 @@ const SOON: Duration = Duration::from_secs(60);
 /// One string in each line.
 const CORPUS: &str = include_str!("console/hostile.txt");
 /// Views that show strings of strangers.
-const SHOWING: [&str; 11] = [
+const SHOWING: [&str; 12] = [
     "/audit",
     "/dead",
     "/dead/{id}",
     "/gaps",
+    "/jobs",
     "/jobs/{id}",
     "/lanes",
     "/shops",
@@ -35,7 +36,8 @@ const SHOWING: [&str; 11] = [
     "/webhooks/{id}/content",
 ];
 /// Views that show none, or only by chance.
-const PLAIN: [&str; 7] = ["/", "/archive", "/audit.csv", "/demo", "/doctor", "/gaps.csv", "/login"];
+const PLAIN: [&str; 9] =
+    ["/", "/archive", "/audit.csv", "/demo", "/doctor", "/gaps.csv", "/livez", "/login", "/readyz"];
 /// Elements that pages are made of. None of the corpus is among them, except `<div>`, `<a>` and
 /// `<form>`, whose attributes are looked at.
 const ELEMENTS: &str = "a abbr article aside body br button caption code dd details div dl dt em fieldset figcaption figure \
