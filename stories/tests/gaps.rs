@@ -142,6 +142,30 @@ async fn what_was_refused_while_redis_was_full_is_listed_by_shop_and_topic() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_are_noted_although_the_times_of_acceptance_can_not_be_written() {
+    let mut noting = Noting::start(&[], &[]).await;
+    assert_eq!(noting.post(1, ORDERS).await, 200);
+    noting.known(1).await;
+    // Another type: neither these times nor the rhythm can be written.
+    noting.redis.command::<u64>(&["LPUSH", "{spillway}:other", "x"]).await;
+    noting.redis.command::<()>(&["RENAME", "{spillway}:other", "{spillway}:gaps:accepting"]).await;
+    noting.redis.command::<()>(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
+    while noting.post(1, ORDERS).await != 503 {}
+    until("the refusal is noted", SOON, async || {
+        let notes: Vec<(String, Vec<String>)> =
+            noting.redis.command(&["XRANGE", "{spillway}:gaps", "-", "+"]).await;
+        notes.iter().any(|(_, fields)| fields[1].contains("refused"))
+    })
+    .await;
+    let warnings = || {
+        let logged = noting.receiver.output();
+        logged.matches("the times in which webhooks are accepted can't be written").count()
+    };
+    until("the failure is logged", SOON, async || warnings() > 0).await;
+    assert_eq!(warnings(), 1, "once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_lost_its_last_second_leaves_a_gap() {
     let mut noting = Noting::start(&[], &[("REQUIRE_DURABLE", "false")]).await;
     assert_eq!(noting.post(1, ORDERS).await, 200);

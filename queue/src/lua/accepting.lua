@@ -9,7 +9,11 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- Clocks of receivers may differ by so much.
 local oldest, latest = now - tonumber(ARGV[3]), now + 60000
-local function bounded(number) return math.max(0, oldest, math.min(latest, tonumber(number))) end
+-- One that is further ahead is corrected: its last time ends now, and all of them are earlier by as much. If each were cut to the
+-- latest time, none would begin where the one before had ended, and all time would be a hole.
+local ahead = tonumber(ARGV[#ARGV]) - now
+if ahead <= 60000 then ahead = 0 end
+local function bounded(number) return math.max(0, oldest, math.min(latest, tonumber(number) - ahead)) end
 local known = {}
 for number in string.gmatch(redis.call('GET', KEYS[1]) or '', '%d+') do known[#known + 1] = tonumber(number) end
 local accepted = known[1] and math.min(known[1], latest)
@@ -19,6 +23,8 @@ for at = 2, #known - 1, 2 do
 end
 for at = 5, #ARGV - 1, 2 do
   local from = bounded(ARGV[at])
+  -- It is corrected a little differently with each report.
+  if ahead > 0 and accepted and from - accepted <= 60000 then from = math.min(from, accepted) end
   local to = math.max(from, bounded(ARGV[at + 1]))
   -- What another receiver did not accept meanwhile, this one did.
   local left = {}
@@ -36,6 +42,13 @@ for at = 5, #ARGV - 1, 2 do
   end
   accepted = math.max(accepted or to, to)
 end
+-- Holes that only a moment divides are one.
+local joined = {}
+for _, hole in ipairs(holes) do
+  local last = joined[#joined]
+  if last and hole[1] <= last[2] then last[2] = math.max(last[2], hole[2]) else joined[#joined + 1] = hole end
+end
+holes = joined
 while #holes > tonumber(ARGV[4]) do table.remove(holes, 1) end
 if not accepted then return 0 end
 local value = {string.format('%.0f', accepted)}

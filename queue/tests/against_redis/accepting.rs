@@ -11,6 +11,7 @@ use spillway_webhook::StreamId;
 use crate::server::Server;
 
 const HOUR: u64 = 3_600_000;
+const MINUTE: u64 = 60_000;
 const LEAST: Duration = Duration::from_secs(3600);
 
 fn now_ms() -> u64 {
@@ -100,6 +101,50 @@ async fn the_time_without_a_receiver_is_noted_once_and_in_a_full_redis() {
     let all = noted(&server).await;
     assert_eq!((all.len(), all[0].reason), (1, GapReason::Down), "{all:?}");
     assert_eq!((all[0].from_ms, all[0].to_ms), (now - 8 * HOUR, now - HOUR));
+}
+
+/// Milliseconds in which nothing could come, until some minutes from now.
+async fn closed(server: &Server) -> u64 {
+    let mut connection = server.connect().await;
+    let closed = accepting::read(&server.redis(), &mut connection).await.expect("it is read");
+    closed.between(0, now_ms() + 10 * MINUTE)
+}
+
+#[tokio::test]
+async fn a_receiver_whose_clock_is_ahead_makes_no_holes_and_hides_none() {
+    for ahead in [3 * MINUTE / 2, 5 * HOUR] {
+        let server = Server::start(&[]).await;
+        let now = now_ms();
+        accepts(&server, now - 9 * HOUR, now - MINUTE / 2, true).await;
+        // It goes on, with each report.
+        accepts(&server, now - MINUTE / 2 + ahead, now + ahead, false).await;
+        accepts(&server, now + ahead, now + ahead + 1000, false).await;
+        assert_eq!(closed(&server).await, 0, "{ahead} ms ahead");
+        assert!(noted(&server).await.is_empty(), "{ahead} ms ahead");
+    }
+    // It was away for some hours.
+    let server = Server::start(&[]).await;
+    let now = now_ms();
+    accepts(&server, now - 9 * HOUR, now - 3 * HOUR, true).await;
+    accepts(&server, now + 4 * HOUR, now + 5 * HOUR, true).await;
+    let hole = closed(&server).await;
+    assert!((2 * HOUR..2 * HOUR + MINUTE).contains(&hole), "{hole} ms of two hours");
+    let all = noted(&server).await;
+    assert_eq!((all.len(), all[0].reason), (1, GapReason::Down), "{all:?}");
+}
+
+#[tokio::test]
+async fn holes_that_a_moment_divides_are_one() {
+    let server = Server::start(&[]).await;
+    let now = now_ms();
+    accepts(&server, now - 9 * HOUR, now - 8 * HOUR, true).await;
+    for hours in [6, 5, 4] {
+        accepts(&server, now - hours * HOUR, now - hours * HOUR, false).await;
+    }
+    accepts(&server, now - 2 * HOUR, now - HOUR, false).await;
+    let text: String = server.command(&["GET", "{spillway}:gaps:accepting"]).await;
+    let expected = format!("{} {} {}", now - HOUR, now - 8 * HOUR, now - 2 * HOUR);
+    assert_eq!(text, expected);
 }
 
 #[tokio::test]

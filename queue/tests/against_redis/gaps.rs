@@ -47,16 +47,16 @@ async fn know(server: &Server) {
     let _: u64 = server.command(&["HSET", RHYTHM, &field, "1 2 3 4 5 6"]).await;
 }
 
-/// Writes notes of refusals, as notes that were written at this time.
-async fn fill(server: &Server, ms: u64, first: u64, count: u64) {
+/// Writes notes of refusals of some shops, as notes that were written at this time.
+async fn fill(server: &Server, ms: u64, first: u64, count: u64, shops: u64) {
     let script = r#"for i = 1, tonumber(ARGV[3]) do
         local range = '"from_ms":' .. i .. ',"to_ms":' .. (i + 1)
-        local note = '{"reason":"refused","shop":"a.example","topic":"t/x",' .. range .. ',"count":1}'
+        local note = '{"reason":"refused","shop":"' .. i % ARGV[4] .. '.example","topic":"t/x",' .. range .. ',"count":1}'
         redis.call('XADD', KEYS[1], ARGV[1] .. '-' .. (ARGV[2] + i), 'g', note)
     end
     return 1"#;
-    let [ms, first, count] = [ms, first, count].map(|number| number.to_string());
-    let _: u64 = server.command(&["EVAL", script, "1", GAPS, &ms, &first, &count]).await;
+    let [ms, first, count, shops] = [ms, first, count, shops].map(|number| number.to_string());
+    let _: u64 = server.command(&["EVAL", script, "1", GAPS, &ms, &first, &count, &shops]).await;
 }
 
 /// Notes that were written after `after`, at most 100.
@@ -125,27 +125,51 @@ async fn the_oldest_notes_beyond_the_bound_are_merged_and_their_time_stays() {
     ] {
         let _: String = server.command(&["XADD", GAPS, &format!("{old}-{seq}"), "g", text]).await;
     }
-    fill(&server, old, 3, KEPT - 3).await;
+    fill(&server, old, 3, KEPT - 3, 1).await;
     assert_eq!(length(&server).await, KEPT);
     let three = [1, 2, 3].map(|ms| refused(SHOP, TOPIC, [ms, ms + 1], 1));
     note(&server.redis(), &mut connection, &three).await.unwrap();
 
-    // Three too many and 500 more, so that it is not done for every note: three of these are above.
-    assert_eq!(length(&server).await, KEPT - 503 + 2 + 3);
+    // Three too many and 500 more, so that it is not done for every note: three of these are above. One can't be read.
+    assert_eq!(length(&server).await, KEPT - 503 + 3 + 3);
     let oldest = page(&server.redis(), &mut connection, StreamId::ZERO, 1).await.unwrap();
     assert_eq!(oldest[0].1.from_ms, 501);
     let new = after(&server, &mut connection, StreamId { ms: old, seq: KEPT }).await;
-    let (merged, rest) = new.split_at(2);
+    let (merged, rest) = new.split_at(3);
     assert_eq!(rest, three);
     let merged: BTreeSet<_> = merged
         .iter()
         .map(|note| {
-            assert_eq!((&note.shop[..], &note.topic[..]), ("", ""));
-            (note.reason, note.from_ms, note.to_ms, note.count)
+            let pair = (&note.shop[..], &note.topic[..]);
+            (note.reason, pair, note.from_ms, note.to_ms, note.count)
         })
         .collect();
-    let expected = [(GapReason::Refused, 1, 501, 500), (GapReason::Lost, 7, 8, 0)];
+    // Each shop and topic keeps its own, also a silence.
+    let expected = [
+        (GapReason::Refused, ("0.example", "t/x"), 1, 501, 500),
+        (GapReason::Lost, ("", ""), 7, 8, 0),
+        (GapReason::Silent, ("a", "t"), 1, 9, 0),
+    ];
     assert_eq!(merged, BTreeSet::from(expected));
+}
+
+#[tokio::test]
+async fn the_oldest_notes_of_too_many_shops_are_merged_to_one_of_any_shop() {
+    let server = Server::start(&[]).await;
+    let mut connection = server.connect().await;
+    know(&server).await;
+    let old = now_ms(&mut connection).await.unwrap() - 3_600_000;
+    fill(&server, old, 0, KEPT, KEPT).await;
+    let one = refused(SHOP, TOPIC, [1, 2], 1);
+    note(&server.redis(), &mut connection, std::slice::from_ref(&one)).await.unwrap();
+
+    // One too many and 2,000 more: no two of them are of the same shop.
+    assert_eq!(length(&server).await, KEPT - 2_001 + 1 + 1);
+    let new = after(&server, &mut connection, StreamId { ms: old, seq: KEPT }).await;
+    assert_eq!((new.len(), &new[1]), (2, &one));
+    let any = &new[0];
+    assert_eq!((any.reason, &any.shop[..], &any.topic[..]), (GapReason::Refused, "", ""));
+    assert_eq!((any.from_ms, any.to_ms, any.count), (1, 2_002, 2_001));
 }
 
 #[tokio::test]
@@ -154,8 +178,8 @@ async fn notes_go_after_thirty_days() {
     let mut connection = server.connect().await;
     know(&server).await;
     let now = now_ms(&mut connection).await.unwrap();
-    fill(&server, now - 31 * DAY_MS, 0, 500).await;
-    fill(&server, now - 29 * DAY_MS, 0, 5).await;
+    fill(&server, now - 31 * DAY_MS, 0, 500, 1).await;
+    fill(&server, now - 29 * DAY_MS, 0, 5, 1).await;
     note(&server.redis(), &mut connection, &[refused(SHOP, TOPIC, [1, 2], 1)]).await.unwrap();
     let left = length(&server).await;
     assert!((6..6 + NODE).contains(&left), "{left} are left");
@@ -273,7 +297,7 @@ async fn losses_alone_do_not_fill_redis() {
     let server = Server::start(&[]).await;
     let mut connection = server.connect().await;
     let now = now_ms(&mut connection).await.unwrap();
-    fill(&server, now - DAY_MS, 0, MAX + 1_000).await;
+    fill(&server, now - DAY_MS, 0, MAX + 1_000, 1).await;
     let run = read_run(&server.redis(), &mut connection).await.unwrap();
     let lost = of(GapReason::Lost, refused("", "", [3, 4], 0));
     note_run(&server.redis(), &mut connection, &run, Some(&lost)).await.unwrap();

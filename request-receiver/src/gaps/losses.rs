@@ -14,6 +14,17 @@ pub struct LossWatch {
     answered_ms: Option<u64>,
     /// Loss that was found, and may not be written yet.
     found: Option<NotedGap>,
+    /// Entries of the newest loss that the end of a stream showed. It is found once, also if nothing is stored after it.
+    lost: Option<LostEntries>,
+}
+
+/// Confirmed entries that a stream did not have.
+#[derive(Debug, Clone, Copy)]
+struct LostEntries {
+    /// Time of the newest of them.
+    stored_ms: u64,
+    /// End of that stream, which is before them.
+    end_ms: u64,
 }
 
 /// Facts that are known at a new connection.
@@ -34,13 +45,26 @@ impl LossWatch {
     }
 
     /// Handles the end of the stream as a new connection finds it, before anything is appended on that: it is a loss if an
-    /// entry was confirmed before that is later. Afterwards, what is appended would hide it.
+    /// entry was confirmed before that is later, and not known to be lost. Afterwards, what is appended would hide it.
     pub fn on_stream_end(&mut self, stored_ms: u64, newest_ms: u64, now_ms: u64) {
-        if stored_ms > newest_ms {
+        let expected_ms = self.expected_ms(stored_ms);
+        if expected_ms > newest_ms {
             // An empty stream says nothing about the time.
             let is_empty = newest_ms == 0;
-            let from_ms = if is_empty { stored_ms.saturating_sub(UNSYNCED_MS) } else { newest_ms };
+            let from_ms =
+                if is_empty { expected_ms.saturating_sub(UNSYNCED_MS) } else { newest_ms };
             self.find(from_ms, now_ms);
+            let before_ms = self.lost.map_or(0, |lost| lost.stored_ms);
+            self.lost =
+                Some(LostEntries { stored_ms: stored_ms.max(before_ms), end_ms: newest_ms });
+        }
+    }
+
+    /// Time at which the stream has to end at least: that of the newest confirmed entry, unless it is known to be lost.
+    fn expected_ms(&self, stored_ms: u64) -> u64 {
+        match self.lost {
+            Some(lost) if stored_ms <= lost.stored_ms => lost.end_ms,
+            _ => stored_ms,
         }
     }
 
@@ -56,7 +80,7 @@ impl LossWatch {
         let ConnectionFacts { stored_ms, keeps_all, now_ms } = facts;
         let is_another_run = !run.before.is_empty() && run.before != run.current;
         let newest_ms = run.newest.ms;
-        if stored_ms > newest_ms {
+        if self.expected_ms(stored_ms) > newest_ms {
             self.on_stream_end(stored_ms, newest_ms, now_ms);
         } else if is_another_run && !keeps_all {
             let from_ms = self.answered_ms.unwrap_or(newest_ms).saturating_sub(UNSYNCED_MS);
@@ -142,6 +166,31 @@ mod tests {
         assert_eq!((lost.from_ms, lost.to_ms), (30_000, 51_000));
         watch.on_noted(1, Some(&lost), 51_002);
         assert!(watch.is_known(1));
+    }
+
+    #[test]
+    fn a_loss_that_was_noted_is_not_found_again_while_nothing_is_stored() {
+        let mut watch = LossWatch::default();
+        watch.on_noted(1, None, 49_500);
+        watch.on_stream_end(49_000, 40_000, 50_000);
+        let lost = watch.on_run(&run("a", "a", 40_000), facts(49_000, true));
+        let times = |lost: &NotedGap| (lost.from_ms, lost.to_ms);
+        assert_eq!(lost.as_ref().map(times), Some((40_000, 50_000)));
+        watch.on_noted(2, lost.as_ref(), 50_001);
+        // Hours later, the first webhook comes, and each shard connects again.
+        for now_ms in [9_000_000, 9_000_001] {
+            watch.on_stream_end(49_000, 40_000, now_ms);
+            assert!(watch.is_known(2), "it grows");
+        }
+        assert_eq!(watch.on_run(&run("a", "a", 40_000), facts(49_000, true)), None);
+        // An older copy lost more, and so did one that lost what came later.
+        for (stored_ms, end_ms) in [(49_000, 30_000), (9_100_000, 9_050_000)] {
+            watch.on_stream_end(stored_ms, end_ms, 9_200_000);
+            let lost = watch.on_run(&run("a", "a", end_ms), facts(stored_ms, true));
+            assert_eq!(lost.as_ref().map(times), Some((end_ms, 9_200_000)));
+            watch.on_noted(2, lost.as_ref(), 9_200_001);
+        }
+        assert!(watch.is_known(2));
     }
 
     #[test]

@@ -31,6 +31,9 @@ const REPORTS_MISSED: u32 = 2;
 const UNWRITTEN_EVERY: Duration = Duration::from_secs(60);
 /// Time for the last attempt to write, at the end of the process.
 pub const LAST_WRITE: Duration = Duration::from_millis(400);
+/// Names of what is written, for the log.
+const ACCEPTANCE: &str = "the times in which webhooks are accepted";
+const RHYTHM: &str = "the rhythm of shops and topics";
 /// Response timeout of Redis.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -43,8 +46,10 @@ struct GapWriter {
     pairs: Vec<SeenPair>,
     /// Least time without a receiver that the first report notes as a gap; `None` after it.
     noted: Option<Duration>,
+    /// True if it is logged that the times of acceptance can't be written.
+    is_warned_of_times: bool,
     /// True if it is logged that the rhythm can't be written.
-    is_warned: bool,
+    is_warned_of_rhythm: bool,
     /// True if the last attempt to write failed.
     is_failing: bool,
 }
@@ -107,7 +112,8 @@ impl GapWriter {
             notes: Vec::new(),
             pairs: Vec::new(),
             noted: Some(rhythm_every * REPORTS_MISSED),
-            is_warned: false,
+            is_warned_of_times: false,
+            is_warned_of_rhythm: false,
             is_failing: false,
         }
     }
@@ -164,15 +170,24 @@ impl GapWriter {
             Some(connection) => connection,
             None => self.connection.insert(self.redis.connect(Some(PATIENCE)).await?),
         };
-        if !times.is_empty() {
-            // Before the pairs: a time in which nothing could come is none of their silences.
-            accepting::report(&self.redis, connection, times, self.noted).await?;
-            self.noted = None;
-            self.log.acceptance().on_reported(times);
-        }
+        // Before the pairs: a time in which nothing could come is none of their silences.
+        let times_failed = if times.is_empty() {
+            None
+        } else {
+            match accepting::report(&self.redis, connection, times, self.noted).await {
+                Ok(()) => {
+                    self.noted = None;
+                    self.log.acceptance().on_reported(times);
+                    warn_once(&mut self.is_warned_of_times, ACCEPTANCE, None)
+                }
+                // Nothing else would get there now.
+                Err(error @ QueueError::Unreachable(_)) => return Err(error),
+                Err(error) => warn_once(&mut self.is_warned_of_times, ACCEPTANCE, Some(error)),
+            }
+        };
         // Before the notes: refusals of a shop and topic count once one of it was verified.
         let reported = self.reporter.report(connection, &self.pairs).await;
-        let failed = match reported {
+        let rhythm_failed = match reported {
             Ok(()) => {
                 self.pairs.clear();
                 None
@@ -182,25 +197,32 @@ impl GapWriter {
                 Some(error)
             }
         };
-        // A full Redis takes notes, though, and so may one that fails with the rhythm.
+        // A full Redis takes notes, though, and so may one that fails with the others.
         let written = gaps::note(&self.redis, connection, &self.notes).await;
         if let Err((written, error)) = written {
             self.notes.drain(..written);
             return Err(error);
         }
         self.notes.clear();
-        let failed = failed.filter(|error| !matches!(error, QueueError::Full(_)));
-        if let Some(error) = &failed
-            && !self.is_warned
-        {
-            tracing::warn!(
-                error = chain(error),
-                "the rhythm of shops and topics can't be written; trying again"
-            );
-        }
-        self.is_warned = failed.is_some();
-        failed.map_or(Ok(()), Err)
+        let rhythm_failed = warn_once(&mut self.is_warned_of_rhythm, RHYTHM, rhythm_failed);
+        times_failed.or(rhythm_failed).map_or(Ok(()), Err)
     }
+}
+
+/// Logs a failure to write, unless the attempt before also failed. A full Redis is none. Returns the failure.
+fn warn_once(
+    is_warned: &mut bool,
+    what: &'static str,
+    failed: Option<QueueError>,
+) -> Option<QueueError> {
+    let failed = failed.filter(|error| !matches!(error, QueueError::Full(_)));
+    if let Some(error) = &failed
+        && !*is_warned
+    {
+        tracing::warn!(error = chain(error), "{what} can't be written; trying again");
+    }
+    *is_warned = failed.is_some();
+    failed
 }
 
 impl RefusalPace {

@@ -38,6 +38,8 @@ pub struct ShardAppender {
 pub struct AppenderView {
     looks: Arc<RedisLooks>,
     gaps: Arc<GapLog>,
+    /// Time for reading the end of the stream on a new connection.
+    run_within: Duration,
 }
 
 /// Append under way, which owns its connection.
@@ -103,9 +105,9 @@ impl ShardAppender {
 }
 
 impl AppenderView {
-    /// A view of these.
-    pub fn new(looks: Arc<RedisLooks>, gaps: Arc<GapLog>) -> Arc<Self> {
-        Arc::new(Self { looks, gaps })
+    /// A view of these. A new connection that does not show the end of the stream within `run_within` is given up.
+    pub fn new(looks: Arc<RedisLooks>, gaps: Arc<GapLog>, run_within: Duration) -> Arc<Self> {
+        Arc::new(Self { looks, gaps, run_within })
     }
 
     /// Connects, unless there is a connection. Returns true if there was none. A shard may be the first to connect to a
@@ -114,7 +116,14 @@ impl AppenderView {
         let stored_ms = self.looks.stored().ms();
         let is_new = appender.connect().await?;
         if is_new && stored_ms > 0 {
-            match appender.read_run().await {
+            let read = timeout(self.run_within, appender.read_run()).await;
+            // No pack was sent: that is certain, and not to be confused with an append that hangs.
+            let Ok(read) = read else {
+                appender.disconnect();
+                let reason = "the end of the stream could not be read in time".to_owned();
+                return Err(QueueError::Unexpected(reason));
+            };
+            match read {
                 Ok(run) => {
                     self.gaps.losses().on_stream_end(stored_ms, run.newest.ms, wall_clock_ms());
                 }
@@ -224,7 +233,7 @@ mod tests {
     use super::*;
     use crate::store::gate::Gate;
 
-    /// A Redis that begins to answer after `delay`. Returns what was sent to it.
+    /// A Redis that begins to answer after `delay`, and never answers a script. Returns what was sent to it.
     fn slow_redis(socket: &Path, delay: Duration) -> JoinHandle<String> {
         let listener = UnixListener::bind(socket).expect("bind a socket");
         thread::spawn(move || {
@@ -234,28 +243,33 @@ mod tests {
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = connection.read(&mut bytes) {
                 let text = String::from_utf8_lossy(&bytes[..count]);
+                sent.push_str(&text);
+                if sent.contains("EVALSHA") {
+                    continue;
+                }
                 let is_command = |line: &&str| line.len() > 1 && line.starts_with('*');
                 let commands = text.lines().filter(is_command).count();
                 connection.write_all("+OK\r\n".repeat(commands).as_bytes()).ok();
-                sent.push_str(&text);
             }
             sent
         })
     }
 
-    fn view() -> Arc<AppenderView> {
+    /// A view after the confirmation of an entry of this time; 0: of none.
+    fn view(stored_ms: u64) -> Arc<AppenderView> {
         let looks = RedisLooks::new(Gate::new(false, Duration::from_secs(3)));
-        AppenderView::new(looks, Arc::default())
+        looks.stored().on_confirmed(stored_ms);
+        AppenderView::new(looks, Arc::default(), Duration::from_millis(100))
     }
 
     /// Appends to a Redis that needs 200 ms for a connection. Returns the end and what was sent.
-    async fn appended(send_within: Duration) -> (AppendEnd, String) {
+    async fn appended(stored_ms: u64, send_within: Duration) -> (AppendEnd, String) {
         let directory = tempfile::tempdir().expect("a directory");
         let socket = directory.path().join("redis.sock");
         let fake = slow_redis(&socket, Duration::from_millis(200));
         let url = format!("unix://{}", socket.display());
         let redis = Redis::new(&url, "{spillway}:").expect("a good URL");
-        let mut appender = ShardAppender::new(redis, view());
+        let mut appender = ShardAppender::new(redis, view(stored_ms));
         let mut append = appender.start(b"pack", 1, Instant::now() + send_within);
         let ended = append.within(Duration::from_secs(60)).await;
         drop((append, appender));
@@ -268,14 +282,22 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_sent_for_senders_that_were_answered_while_it_connected() {
-        let (end, sent) = appended(Duration::from_millis(100)).await;
+        let (end, sent) = appended(0, Duration::from_millis(100)).await;
         assert!(matches!(end, AppendEnd::Refused(_)), "{end:?}");
         assert!(sent.contains("SETNAME") && !sent.contains("XADD"), "{sent}");
     }
 
     #[tokio::test]
     async fn a_slow_connection_is_used_while_senders_wait() {
-        let (_, sent) = appended(Duration::from_secs(60)).await;
+        let (_, sent) = appended(0, Duration::from_secs(60)).await;
         assert!(sent.contains("XADD"), "{sent}");
+    }
+
+    #[tokio::test]
+    async fn a_pack_is_certainly_not_stored_if_the_script_before_it_hangs() {
+        let (end, sent) = appended(1_767_268_800_000, Duration::from_secs(60)).await;
+        assert!(matches!(end, AppendEnd::Refused(AppendError::NotStored(_))), "{end:?}");
+        assert_eq!(end.health(), QueueHealth::Unavailable);
+        assert!(sent.contains("EVALSHA") && !sent.contains("XADD"), "{sent}");
     }
 }
