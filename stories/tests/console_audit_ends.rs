@@ -94,9 +94,12 @@ async fn replayed_by_api(otto: &ConsoleClient, domain: &str) -> (Value, Value) {
     let (_, range) = filter.split_once(", from ").expect("a range");
     let (since, until) = range.split_once(" to ").expect("its end");
     let confirmed = |since: &str, until: Option<&str>| {
-        let (expected, digest) = (&counted["total"], &counted["digest"]);
         json!({
-            "since": since, "until": until, "selection": selection, "expected": expected, "digest": digest,
+            "since": since,
+            "until": until,
+            "selection": selection,
+            "expected": counted["total"],
+            "digest": counted["digest"],
         })
     };
     for (since, until) in [("1h", Some(until)), (since, None)] {

@@ -66,7 +66,7 @@ pub(super) struct ArchiveWork {
     pub asked: AskedReplay,
 }
 
-/// What waits for a consumer that is registered. The command registers one that is not, which this process may not do.
+/// Waiting webhooks of a consumer that is registered. The command registers one that is not, which this process may not do.
 async fn waiting_for(place: &CellArgs, consumer: &str) -> Result<Waiting, Failure> {
     let waiting = Waiting::for_consumer(place, consumer).await?;
     if !waiting.is_registered {
