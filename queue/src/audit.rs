@@ -255,6 +255,10 @@ impl Audit {
         before: Option<StreamId>,
         count: usize,
     ) -> Result<Vec<AuditRecord>, QueueError> {
+        if before == Some(StreamId::ZERO) {
+            // Redis refuses this end of a range, because no id is before it.
+            return Ok(Vec::new());
+        }
         let (stored, (seconds, micros)): (Option<u64>, (u64, u64)) = pipe()
             .cmd("HGET")
             .arg(self.redis.keys.audit_keep())

@@ -96,14 +96,17 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let console = Arc::new(console);
     let looking = console.clone();
     background.spawn("looking at the cell", async move { looking.observe().await });
-    let mut router = routes::table().into_router(&gate).with_state(console);
+    let mut router = routes::table().into_router(&gate).with_state(console.clone());
     if let Some(desk) = desk {
         router = router.layer(Extension(desk));
     }
     let router = unread.guard(router);
     tracing::info!(address = %listen, version = spillway_process::version(), "the console listens");
     supervisor::ready();
-    let serving = ConsoleListener { tcp, tls, proxies }.serve(router, stop.clone());
+    let serving = async {
+        ConsoleListener { tcp, tls, proxies }.serve(router, stop.clone()).await;
+        console.jobs.wait_for_ends().await;
+    };
     let ended = background.supervise(&stop, serving).await;
     ended.map_err(|error| Failure::Failed(error.to_string()))?;
     Ok(ExitCode::SUCCESS)

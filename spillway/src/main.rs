@@ -21,6 +21,7 @@ mod format;
 mod gaps;
 mod health;
 mod http;
+mod interruption;
 mod out;
 mod pause;
 mod place;

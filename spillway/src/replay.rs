@@ -116,10 +116,18 @@ impl PlannedReplay {
         self.plan.webhooks
     }
 
-    /// Digest of the range, the filter and the objects that are read.
+    /// Ids that as much memory would hold as this plan takes.
+    pub(crate) fn held(&self) -> u64 {
+        self.plan.held()
+    }
+
+    /// Digest of the range, the filter and the objects that are read. The range ends with these objects: a consumer that
+    /// goes on since then makes no other replay of it.
     pub(crate) fn digest(&self) -> String {
         let mut digest = SetDigest::default();
         let ReplaySpec { cell, after, through, filter, .. } = &self.spec;
+        let last = self.plan.objects.iter().map(|object| object.name.last).max();
+        let through = last.unwrap_or_default().min(*through);
         digest.add(format!("{cell:08x} {after} {through} {filter}").as_bytes());
         for object in &self.plan.objects {
             digest.add(object.name.to_string().as_bytes());

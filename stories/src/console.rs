@@ -1,9 +1,10 @@
 //! A console of a cell, and its clients: a browser with a session, a program with an API token, nobody.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -178,7 +179,10 @@ impl Accounts {
         let accounts = Self { users: file("console-users"), tokens: file("console-tokens") };
         // A console answers 503 as long as one of its files is missing.
         for file in accounts.files() {
-            fs::write(file, "").expect("write an empty file");
+            // As the command creates them: it keeps the mode of a file that is there.
+            let mut options = OpenOptions::new();
+            let created = options.write(true).create(true).truncate(true).mode(0o600).open(file);
+            created.expect("create an empty file");
         }
         accounts
     }

@@ -332,3 +332,20 @@ async fn a_redis_user_of_its_own_is_enough_for_the_console_and_reads_no_secrets(
     assert_eq!(job["phase"], "done", "{job}");
     assert!(!console.output().contains("NOPERM"), "{}", console.output());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_that_waits_is_dropped_before_a_consumer_ran() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let accounts = Accounts::new(&cell);
+    let token = accounts.add_token("ada-program", "admin", false).await;
+    let console = ConsoleServer::start(&cell, &accounts.settings()).await;
+    let ada = console.program(&token);
+    let body = json!({ "selection": { "shop": shop::domain(1) } });
+    let answer = ada.post("/api/v1/consumers/http/drop", &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let job: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+    let job = ada.job_over(job["id"].as_u64().expect("a number")).await;
+    let reason = job["phase"]["failed"].to_string();
+    assert!(reason.contains("spillway consumers add http"), "{job}");
+}

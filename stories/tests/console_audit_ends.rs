@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stories::archive::ArchiveDirectory;
 use stories::cell::Cell;
-use stories::console::ConsoleServer;
+use stories::console::{ConsoleClient, ConsoleServer};
 use stories::console_cell::ConsoleCell;
 use stories::shop;
 use stories::until::until;
@@ -58,16 +58,7 @@ async fn verbs_of_the_command_and_replays_from_the_archive_are_in_the_audit() {
 
     // A replay from the archive by the API, and one by the command, which also ends it.
     let otto = office.program("otto");
-    let replay = async |expected: Option<&Value>| {
-        let body = json!({ "since": "1h", "selection": { "shop": domain }, "expected": expected });
-        let answer = otto.post("/api/v1/consumers/http/replay", &body).await;
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        let job: Value = serde_json::from_slice(&answer.body).expect("JSON");
-        otto.job_over(job["id"].as_u64().expect("a number")).await
-    };
-    let counted = replay(None).await;
-    assert_eq!(counted["phase"], "counted", "{counted}");
-    let made = replay(Some(&counted["total"])).await;
+    let (counted, made) = replayed_by_api(&otto, &domain).await;
     assert_eq!(made["phase"], "done", "{made}");
     let by_shell = ["replay", "--consumer=http", "--from=1h", "--shop", domain.as_str(), "--yes"];
     let output = office.cell.run("spillway", &by_shell, &settings).await;
@@ -84,6 +75,41 @@ async fn verbs_of_the_command_and_replays_from_the_archive_are_in_the_audit() {
     let found = records(&sue, "").await;
     let new: Vec<Value> = found.iter().take(found.len() - done.len()).map(fact_of).collect();
     expect_replays(&new, &domain, id, &counted["total"]);
+}
+
+/// Replays what the archive holds of a shop: a dry run, and its confirmation, which is sent again as after a lost answer.
+async fn replayed_by_api(otto: &ConsoleClient, domain: &str) -> (Value, Value) {
+    const REPLAY: &str = "/api/v1/consumers/http/replay";
+    let selection = json!({ "shop": domain });
+    let ordered = async |body: &Value| {
+        let answer = otto.post(REPLAY, body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let job: Value = serde_json::from_slice(&answer.body).expect("JSON");
+        job["id"].as_u64().expect("a number")
+    };
+    let id = ordered(&json!({ "since": "1h", "selection": selection })).await;
+    let counted = otto.job_over(id).await;
+    assert_eq!(counted["phase"], "counted", "{counted}");
+    let filter = counted["filter"].as_str().expect("a filter");
+    let (_, range) = filter.split_once(", from ").expect("a range");
+    let (since, until) = range.split_once(" to ").expect("its end");
+    let confirmed = |since: &str, until: Option<&str>| {
+        json!({
+            "since": since,
+            "until": until,
+            "selection": selection,
+            "expected": counted["total"],
+            "digest": counted["digest"],
+        })
+    };
+    for (since, until) in [("1h", Some(until)), (since, None)] {
+        let answer = otto.post(REPLAY, &confirmed(since, until)).await;
+        assert_eq!(answer.status, 400, "{}", answer.text());
+    }
+    let body = confirmed(since, Some(until));
+    let id = ordered(&body).await;
+    assert_eq!(ordered(&body).await, id, "a retry is the same job");
+    (counted.clone(), otto.job_over(id).await)
 }
 
 /// Checks the records of a shop that was forgotten, of a replay that was cancelled, and of two that were ordered.

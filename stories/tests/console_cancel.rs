@@ -57,6 +57,15 @@ async fn dead(client: &ConsoleClient) -> BTreeSet<String> {
     ids.collect()
 }
 
+/// Waits until the console answers again after its restart.
+async fn answers(client: &ConsoleClient) {
+    let answers = async || {
+        let answer = client.try_get("/api/v1/status").await;
+        answer.is_some_and(|answer| answer.status == 200)
+    };
+    until("the console answers", SOON, answers).await;
+}
+
 /// Records of replays: actor, way, filter, count and failure, the newest first.
 async fn replays(client: &ConsoleClient) -> Vec<Value> {
     let records = client.rows("/api/v1/audit?", "records", 200).await;
@@ -225,11 +234,7 @@ async fn a_replay_whose_console_is_killed_leaves_the_rest_dead_and_has_no_end_in
     runs(&sue, id).await;
     office.console.kill9();
     office.console.restart();
-    let answers = async || {
-        let answer = sue.try_get("/api/v1/status").await;
-        answer.is_some_and(|answer| answer.status == 200)
-    };
-    until("the console answers", SOON, answers).await;
+    answers(&sue).await;
     assert_eq!(sue.get(&format!("/api/v1/jobs/{id}")).await.status, 404, "jobs live in memory");
 
     let left = dead(&sue).await;
@@ -244,4 +249,26 @@ async fn a_replay_whose_console_is_killed_leaves_the_rest_dead_and_has_no_end_in
     assert_eq!(sue.job_over(rest).await["phase"], "done");
     delivered_once(&office, &own, &own.iter().cloned().collect()).await;
     assert_eq!(dead(&sue).await, others.iter().cloned().collect());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replay_whose_console_is_stopped_has_its_end_in_the_audit() {
+    let (mut office, own, _) = start().await;
+    let sue = office.program("sue");
+    let all = number(&own);
+    let id = order(&sue, 1, all, Some(all / 10)).await;
+    runs(&sue, id).await;
+    office.console.sigterm();
+    let status = office.console.exit(SOON).await;
+    assert!(status.success(), "{status}: {}", office.console.output());
+    office.console.restart();
+    answers(&sue).await;
+
+    let taken = taken_of(&own, &dead(&sue).await);
+    let count = number(&taken.iter().cloned().collect::<Vec<_>>());
+    assert!((TAKEN_MIN..all).contains(&count), "{count} were taken");
+    assert_eq!(replays(&sue).await, [replay(Some(count), 1)]);
+    let records = sue.rows("/api/v1/audit?", "records", 200).await;
+    assert_eq!(records[0]["outcome"], "stopped", "{records:#?}");
+    delivered_once(&office, &own, &taken).await;
 }

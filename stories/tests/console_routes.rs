@@ -305,6 +305,7 @@ async fn odd_paths_headers_and_hosts_are_refused_and_split_no_answer() {
         "/webhooks?after=",
         "/lanes?after=",
         "/audit?after=",
+        "/api/v1/audit?after=",
         "/gaps?after=",
         "/gaps.csv?since=",
         "/api/v1/dead?limit=",

@@ -66,9 +66,10 @@ pub struct ChangeRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ArchiveReplayRequest {
-    /// Stored at or after this time, RFC 3339 or how long ago.
+    /// Stored at or after this time, RFC 3339 or how long ago. With `expected`, RFC 3339 only.
     pub since: String,
-    /// Stored at or before this time, RFC 3339 or how long ago; now without it.
+    /// Stored at or before this time, RFC 3339 or how long ago; now without it. With `expected`, RFC 3339 only, and
+    /// needed.
     #[serde(default)]
     pub until: Option<String>,
     /// Webhooks that are meant. Its own times stay empty.

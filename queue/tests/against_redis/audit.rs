@@ -80,6 +80,8 @@ async fn the_end_of_a_change_replaces_its_begin() {
     let begun = records(&audit, &mut connection, 10).await;
     let begun: Vec<_> = begun.iter().map(|found| (found.id, found.began_ms, &found.end)).collect();
     assert_eq!(begun, [(two, two.ms, &None), (one, one.ms, &None)]);
+    let before_all = audit.page(&mut connection, Some(StreamId::ZERO), 10).await;
+    assert!(before_all.expect("an empty page").is_empty());
 
     audit.end(&mut connection, one, change("mia"), AuditEnd::Done(3)).await.unwrap();
     let failed = AuditEnd::Failed("redis is away".to_owned());

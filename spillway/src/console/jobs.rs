@@ -17,13 +17,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use spillway_console::model::change::{JobPhase, JobStatus};
+use spillway_console::model::change::{JobPhase, JobStatus, WebhookSelection};
 use spillway_console::{Caller, Permission, ProblemDetails};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::failure::Failure;
+pub(super) use held::HELD_BYTES;
 use held::HeldIds;
 pub(super) use kept::JobProgress;
 use kept::KeptJob;
@@ -38,6 +40,8 @@ const UNFINISHED_MAX: usize = 8;
 const _: () = assert!(UNFINISHED_MAX < JOBS_KEPT, "one caller never takes all places");
 /// Time for which a replay waits before it begins.
 const UNDO_FOR: Duration = Duration::from_secs(10);
+/// Time for jobs that run when the process stops: a batch, and the record of the end.
+const STOP_WITHIN: Duration = Duration::from_secs(3);
 
 /// Kind of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,19 +56,19 @@ pub(super) enum JobVerb {
     ArchiveReplay,
 }
 
-/// Order of a job. Two that are equal mean the same change.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Order of a job.
+#[derive(Debug, Clone)]
 pub(super) struct JobOrder {
     /// Kind of the job.
     pub verb: JobVerb,
     /// Consumer that it changes.
     pub consumer: String,
-    /// Webhooks that are meant, in words.
+    /// Webhooks that are meant, in words. Times are absolute here.
     pub filter: String,
+    /// Webhooks that are meant, with times as they were given.
+    pub selection: WebhookSelection,
     /// Caller who ordered it.
     pub actor: String,
-    /// Ids of the dead letters that are chosen, with spaces between them.
-    pub chosen: Option<String>,
     /// Count of a dry run that is confirmed; `None` for a dry run.
     pub expected: Option<ExpectedCount>,
     /// Number per second.
@@ -131,12 +135,27 @@ pub(super) struct Jobs {
     table: Mutex<JobTable>,
     turns: Arc<JobTurns>,
     held: Arc<AtomicU64>,
+    tasks: TaskTracker,
 }
 
 #[derive(Default)]
 struct JobTable {
     last: u64,
     jobs: VecDeque<Arc<KeptJob>>,
+}
+
+impl JobOrder {
+    /// True if both mean the same change. How long ago a time was is compared as it was given: a retry has the same text.
+    fn is_same(&self, other: &Self) -> bool {
+        let Self { verb, consumer, filter: _, selection, actor, expected, rate, force } = self;
+        *verb == other.verb
+            && *consumer == other.consumer
+            && *selection == other.selection
+            && *actor == other.actor
+            && *expected == other.expected
+            && *rate == other.rate
+            && *force == other.force
+    }
 }
 
 impl JobVerb {
@@ -168,7 +187,8 @@ impl Jobs {
     /// No jobs yet.
     pub(super) fn new() -> Self {
         let turns = Arc::new(JobTurns::new());
-        Self { table: Mutex::new(JobTable::default()), turns, held: Arc::default() }
+        let table = Mutex::new(JobTable::default());
+        Self { table, turns, held: Arc::default(), tasks: TaskTracker::new() }
     }
 
     /// Begins a job, or returns the one that carries out the same order already. `stop` ends one that has not begun to
@@ -183,9 +203,20 @@ impl Jobs {
         let (job, is_new) = self.keep(order, stop)?;
         let status = job.status.borrow().clone();
         if is_new {
-            tokio::spawn(run(work, job, plan));
+            self.tasks.spawn(run(work, job, plan));
         }
         Ok(status)
+    }
+
+    /// Waits until all jobs have ended after the process was told to stop, so that the audit has their ends. Not for long:
+    /// Redis may be away.
+    pub(super) async fn wait_for_ends(&self) {
+        self.tasks.close();
+        if timeout(STOP_WITHIN, self.tasks.wait()).await.is_err() {
+            tracing::warn!(
+                "stopping although some jobs have not ended: the audit has no end of them"
+            );
+        }
     }
 
     /// Status of a job.
@@ -195,7 +226,7 @@ impl Jobs {
 
     /// Ids of the dead letters that a job was ordered for, with spaces between them.
     pub(super) fn chosen(&self, id: u64) -> Option<String> {
-        self.find(id)?.order.chosen.clone()
+        self.find(id)?.order.selection.ids.as_ref().map(|ids| ids.join(" "))
     }
 
     /// All jobs that are kept, newest first.

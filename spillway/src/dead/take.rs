@@ -5,7 +5,6 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use spillway_process::shutdown;
 use spillway_queue::audit::AuditEnd;
 use spillway_queue::dead::{Take, take};
 use spillway_webhook::fingerprint::SetDigest;
@@ -20,6 +19,7 @@ use crate::audited::{Actor, ChangeCount, ChangeOrder, audited};
 use crate::consent::{Confirmation, Consent, dry_run};
 use crate::failure::Failure;
 use crate::filter::FILTERS;
+use crate::interruption::Interruption;
 use crate::out::{Progress, count, float, line};
 use crate::place::CellArgs;
 
@@ -107,10 +107,9 @@ pub(super) async fn replay(
         how: Take::Replay,
         filter: filter.to_string(),
         rate: arguments.rate,
-        stop: on_signal()?,
+        stop: CancellationToken::new(),
     };
-    let taken = take_and_tell(place, order, &found, "replayed").await?;
-    told("replayed", taken, number)
+    take_and_tell(place, order, &found, "replayed").await
 }
 
 /// Drops the matching dead letters.
@@ -141,10 +140,9 @@ pub(super) async fn drop(
         how: Take::Drop,
         filter: filter.to_string(),
         rate: None,
-        stop: on_signal()?,
+        stop: CancellationToken::new(),
     };
-    let taken = take_and_tell(place, order, &found, "dropped").await?;
-    told("dropped", taken, number)
+    take_and_tell(place, order, &found, "dropped").await
 }
 
 /// Checks that there is a filter, or that `--all` was given.
@@ -184,11 +182,8 @@ pub(crate) async fn count_letters(
                     found.letters.push((letter.webhook, letter.id));
                 }
             }
+            // A webhook may have several dead letters, so the walk does not end with the last id that is chosen.
             looked(found.number())?;
-            // There may be far more letters than those that are chosen.
-            if sought.is_empty() && !filter.ids().is_empty() {
-                break;
-            }
         }
         found.missing = sought.len();
         if !sought.is_empty() || (found.number() == 0 && found.compliance_kept == 0) {
@@ -244,23 +239,20 @@ pub(crate) async fn take_letters(
     .await
 }
 
-/// Token that Ctrl-C or SIGTERM cancels, so that the number of those that were taken is recorded.
-fn on_signal() -> Result<CancellationToken, Failure> {
-    let problem =
-        |error: std::io::Error| Failure::Failed(format!("cannot handle signals: {error}"));
-    shutdown::on_signal().map_err(problem)
-}
-
+/// Takes dead letters away as a command, until a signal: the number of those that were taken is recorded then.
 async fn take_and_tell(
     place: &CellArgs,
     order: TakeOrder,
     found: &FoundLetters,
     verb: &str,
-) -> Result<TakenLetters, Failure> {
+) -> Result<(), Failure> {
+    let interruption = Interruption::catch()?;
+    let order = TakeOrder { stop: interruption.stop.clone(), ..order };
     let mut progress = Progress::new();
     let all = found.number();
     let tell = |taken| progress.tell(|| format!("{verb} {taken} of {all}"));
-    take_letters(place, &Actor::of_command(), order, found, tell).await
+    let taken = take_letters(place, &Actor::of_command(), order, found, tell).await;
+    interruption.finish(taken.and_then(|taken| told(verb, taken, all)))
 }
 
 impl FoundLetters {

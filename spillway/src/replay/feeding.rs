@@ -9,7 +9,6 @@ use spillway_queue::redactions;
 use spillway_queue::replay::{FedWebhook, ReplayFeed, ReplayRefusal, ReplayStep};
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::{Position, StreamId};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::feeder::{FeedPass, FeedStep, Feeder, NextPass, Offer};
@@ -23,6 +22,7 @@ use super::spec::ReplaySpec;
 use crate::archive::OpenArchive;
 use crate::failure::Failure;
 use crate::format::OutputArgs;
+use crate::interruption::Interruption;
 use crate::out::{Progress, count, line};
 
 /// Time for which webhooks of a step wait for others: each step is a round trip and a sync of Redis.
@@ -139,12 +139,12 @@ impl Feeding {
 
     /// Feeds everything as a command: until a signal, and with a report of the end.
     pub(super) async fn run(&mut self, output: OutputArgs) -> Result<(), Failure> {
-        let stop = stop_on_signal()?;
+        let interruption = Interruption::catch()?;
         if !output.is_json() {
             line(format_args!("replay {}", self.feed.id()))?;
         }
-        self.feed(&stop, |_| {}).await?;
-        self.tell(output)
+        let fed = self.feed(&interruption.stop, |_| {}).await;
+        interruption.finish(fed.and_then(|_| self.tell(output)))
     }
 
     /// Feeds everything, and waits a while for what is under way. `progress` receives the number fed so far.
@@ -474,27 +474,4 @@ async fn people(link: &mut RedisLink, feed: &mut ReplayFeed) -> Result<PendingPe
     let pending =
         link.patiently(async |connection| redactions::pending(&redis, connection).await).await?;
     Ok(PendingPeople::of(&pending))
-}
-
-/// Token that SIGINT and SIGTERM cancel.
-fn stop_on_signal() -> Result<CancellationToken, Failure> {
-    let failed = |error| Failure::Failed(format!("cannot listen for signals: {error}"));
-    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    let stop = CancellationToken::new();
-    let stops = stop.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        stops.cancel();
-        // The second one ends a command that waits for Redis or the archive.
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        std::process::exit(1);
-    });
-    Ok(stop)
 }

@@ -23,6 +23,8 @@ const AT_ONCE: usize = 8;
 const LISTINGS_MAX: u32 = 4;
 /// Time between two of them.
 const LIST_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Ids in whose memory an object fits.
+const OBJECT_IDS: usize = 2;
 
 /// Objects that may hold what is replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -99,6 +101,12 @@ impl ReplayPlan {
             plan.objects.push(object);
         }
         Ok(plan)
+    }
+
+    /// Ids of some 50 bytes that as much memory would hold as this plan takes.
+    pub(super) fn held(&self) -> u64 {
+        let ids = self.objects.len() * OBJECT_IDS + self.gaps.len();
+        u64::try_from(ids).unwrap_or(u64::MAX)
     }
 
     /// The plan in a line.
@@ -195,4 +203,27 @@ fn counted(labels: &LabelCounts, is_meant: impl Fn(&[u8]) -> bool) -> u64 {
         return u64::MAX;
     }
     labels.iter().filter(|(label, _)| is_meant(label)).map(|(_, webhooks)| webhooks).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_archive::ObjectName;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_holds_as_much_as_its_objects_take() {
+        let name = ObjectName {
+            cell: 1,
+            first: StreamId::ZERO,
+            last: StreamId::ZERO,
+            webhooks: 1,
+            tag: 0,
+            generation: 0,
+        };
+        let object = ListedObject { name, bytes: 1, written_ms: 1 };
+        let plan = ReplayPlan { objects: vec![object; 1_000], ..ReplayPlan::default() };
+        assert_eq!(plan.held(), 2_000);
+        assert!(size_of::<ListedObject>() <= 50 * OBJECT_IDS);
+    }
 }

@@ -169,8 +169,8 @@ impl StartArguments {
 pub(crate) struct AskedRange {
     /// Begin.
     pub from: String,
-    /// End; now without it.
-    pub to: Option<String>,
+    /// End.
+    pub to: String,
 }
 
 impl AskedReplay {
@@ -182,8 +182,7 @@ impl AskedReplay {
     ) -> Result<Self, Failure> {
         let now = now_ms();
         let from_ms = moment_ms("since", range.from.trim(), now)?;
-        let to = range.to.filter(|to| !to.trim().is_empty());
-        let to_ms = to.map(|to| moment_ms("until", to.trim(), now)).transpose()?.unwrap_or(now);
+        let to_ms = moment_ms("until", range.to.trim(), now)?;
         if to_ms < from_ms {
             return Err(Failure::Usage("until is before since".to_owned()));
         }

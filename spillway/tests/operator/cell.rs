@@ -144,15 +144,20 @@ impl Cell {
 
     /// Runs the command with these arguments and settings.
     pub(crate) fn spillway_with(&self, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_spillway"))
-            .args(arguments)
-            .env_clear()
-            .env("REDIS_URL", self.url())
-            .envs(settings.iter().copied())
-            .current_dir(self.directory.path())
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
+        self.command(arguments).envs(settings.iter().copied()).output().unwrap()
+    }
+
+    /// Starts the command without waiting for its end.
+    pub(crate) fn starting(&self, arguments: &[&str]) -> Child {
+        let mut command = self.command(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spillway"));
+        command.args(arguments).env_clear().env("REDIS_URL", self.url());
+        command.current_dir(self.directory.path()).stdin(Stdio::null());
+        command
     }
 
     /// Returns the output of a command that must succeed.

@@ -1,5 +1,9 @@
 //! Tests of `spillway dead`.
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 use spillway_queue::read::StreamReader;
 use spillway_webhook::StreamId;
 
@@ -162,4 +166,42 @@ async fn compliance_topics_are_dropped_only_by_force() {
     assert_eq!(told, "no other dead letter matches\n");
     let told = cell.told(&["dead", "drop", "--all", "--yes", "--force"]);
     assert_eq!(told, "dropped 1 dead letter\n");
+}
+
+#[tokio::test]
+async fn every_dead_letter_of_an_id_is_taken() {
+    let cell = Cell::start().await;
+    let letters: Vec<_> = (0..40).map(product).collect();
+    // One is given up a second time, more than a page later.
+    let died: Vec<_> = (0..40).chain([0]).collect();
+    let first = cell.give_up(&letters, &died).await[0].to_string();
+    assert_eq!(cell.told(&["dead", "drop", &first, "--yes"]), "dropped 2 dead letters\n");
+    assert_eq!(ids(&cell.told(&["dead", "list", "-o", "json"])).len(), 39);
+}
+
+#[tokio::test]
+async fn a_replay_that_is_interrupted_records_its_end_and_ends_by_the_signal() {
+    let cell = Cell::start().await;
+    let letters: Vec<_> = (0..30).map(product).collect();
+    let died: Vec<_> = (0..30).collect();
+    cell.give_up(&letters, &died).await;
+    let left = || ids(&cell.told(&["dead", "list", "-o", "json"])).len();
+    for signal in [Signal::INT, Signal::TERM] {
+        let before = left();
+        let mut replay = cell.starting(&["dead", "replay", "--all", "--rate", "1", "--yes"]);
+        while left() == before {
+            assert!(replay.try_wait().unwrap().is_none(), "it has taken nothing");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        kill_process(Pid::from_child(&replay), signal).unwrap();
+        let ended = replay.wait_with_output().unwrap();
+        assert_eq!(ended.status.signal(), Some(signal.as_raw()), "{ended:?}");
+        let told = String::from_utf8(ended.stderr).unwrap();
+        assert!(told.contains("stopped: replayed") && told.contains("are left"), "{told}");
+        let audit = cell.told(&["audit", "-o", "json"]);
+        let last: serde_json::Value = serde_json::from_str(audit.lines().next().unwrap()).unwrap();
+        let outcome = (&last["verb"], &last["outcome"], &last["count"]);
+        let taken = before - left();
+        assert_eq!(outcome, (&"dead replay".into(), &"stopped".into(), &taken.into()), "{last}");
+    }
 }

@@ -5,7 +5,7 @@ use spillway_console::model::change::{
     ArchiveReplayRequest, ChangeRequest, JobStatus, WebhookSelection,
 };
 use spillway_queue::dead::Take;
-use spillway_webhook::freshness::rfc3339;
+use spillway_webhook::freshness::{millis, rfc3339};
 
 use super::work::{ArchiveWork, DeadWork, DropWork, JobTarget};
 use super::{ensure_filled, ensure_no_ids, filter_of, flags_of, given, needs_all, needs_letters};
@@ -31,20 +31,21 @@ impl Jobs {
         ensure_fitting(verb, &request)?;
         let ChangeRequest { selection, expected, digest, rate, force } = request;
         let expected = expected.map(|number| ExpectedCount { number, digest });
-        let ids = selection.ids.clone().unwrap_or_default();
-        let chosen = selection.ids.as_ref().map(|ids| ids.join(" "));
         let consumer = consumer.to_owned();
         let target = JobTarget {
             place: console.place.clone(),
             consumer: consumer.clone(),
             actor: actor.clone(),
+            stop: console.stop.clone(),
         };
+        let is_confirmed = expected.is_some();
+        let as_given = selection.clone();
         let order = |filter: String| JobOrder {
             verb,
             consumer,
             filter,
+            selection: as_given,
             actor: actor.name,
-            chosen,
             expected,
             rate,
             force,
@@ -54,7 +55,8 @@ impl Jobs {
             JobVerb::DeadReplay | JobVerb::DeadDrop => {
                 let which = flags_of(&selection);
                 let times = DeadTimes { since: selection.since, until: selection.until };
-                let filter = DeadFilter::of(which, times)?.among(&ids)?;
+                let ids = selection.ids.as_deref().unwrap_or_default();
+                let filter = DeadFilter::of(which, times)?.among(ids)?;
                 ensure_meant(filter.is_empty(), selection.all, needs_letters)?;
                 let how = if verb == JobVerb::DeadReplay { Take::Replay } else { Take::Drop };
                 let order = order(filter.to_string());
@@ -70,9 +72,8 @@ impl Jobs {
                 ensure_no_ids(&selection)?;
                 let filter = flags_of(&selection).checked()?;
                 ensure_meant(filter.is_empty(), selection.all, needs_all)?;
-                let range = range_of(&selection)?;
-                let until = range.to.as_deref().unwrap_or("now");
-                let told = format!("{filter}, from {} to {until}", range.from);
+                let range = range_of(&selection, is_confirmed)?;
+                let told = format!("{filter}, from {} to {}", range.from, range.to);
                 let asked = AskedReplay::of(range, filter, rate)?;
                 let archive = console.parts.archive.clone();
                 self.begin(order(told), ArchiveWork { target, archive, asked }, stop)
@@ -109,8 +110,29 @@ fn ensure_meant(
     if is_everything && !is_all { Err(refusal()) } else { Ok(()) }
 }
 
-/// Range of a selection, in RFC 3339.
-fn range_of(selection: &WebhookSelection) -> Result<AskedRange, ProblemDetails> {
+/// Checks that the times of a replay that is confirmed are those that were counted. A time that is how long ago is another
+/// one in each request, so no digest would fit, and a retry would be another order.
+fn ensure_absolute(selection: &WebhookSelection) -> Result<(), ProblemDetails> {
+    for (name, text) in [("since", &selection.since), ("until", &selection.until)] {
+        let text = given(text.as_ref()).unwrap_or_default();
+        if millis(text.as_bytes()).is_none() {
+            return Err(ProblemDetails::bad_request(format!(
+                "{name} of a replay that is confirmed is an RFC 3339 time, such as 2026-01-01T12:00:00.000Z: give both times \
+                 as the filter of the dry run's job has them"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Range of a selection, in RFC 3339. It ends now if nobody says it.
+fn range_of(
+    selection: &WebhookSelection,
+    is_confirmed: bool,
+) -> Result<AskedRange, ProblemDetails> {
+    if is_confirmed {
+        ensure_absolute(selection)?;
+    }
     let now = now_ms();
     let moment = |name: &str, text: Option<&String>| -> Result<Option<String>, Failure> {
         given(text).map(|text| moment_ms(name, text, now).map(rfc3339)).transpose()
@@ -118,7 +140,8 @@ fn range_of(selection: &WebhookSelection) -> Result<AskedRange, ProblemDetails> 
     let Some(from) = moment("since", selection.since.as_ref())? else {
         return Err(ProblemDetails::bad_request("give since: when the range begins"));
     };
-    Ok(AskedRange { from, to: moment("until", selection.until.as_ref())? })
+    let to = moment("until", selection.until.as_ref())?;
+    Ok(AskedRange { from, to: to.unwrap_or_else(|| rfc3339(now)) })
 }
 
 /// Checks that a request asks for nothing that its verb does not have.
@@ -174,8 +197,28 @@ mod tests {
             since: since.map(str::to_owned),
             ..WebhookSelection::default()
         };
-        let range = range_of(&times(Some("2h"))).expect("a range");
-        assert!(range.from.ends_with('Z') && range.to.is_none(), "{range:?}");
-        assert!(range_of(&times(None)).is_err() && range_of(&times(Some("soon"))).is_err());
+        let range = range_of(&times(Some("2h")), false).expect("a range");
+        assert!(range.from.ends_with('Z') && range.to.ends_with('Z'), "{range:?}");
+        assert!(range.from < range.to, "it ends now: {range:?}");
+        for wrong in [None, Some("soon")] {
+            assert!(range_of(&times(wrong), false).is_err(), "{wrong:?}");
+        }
+        let counted = |since: &str, until: Option<&str>| {
+            let until = until.map(str::to_owned);
+            range_of(&WebhookSelection { until, ..times(Some(since)) }, true)
+        };
+        let same = counted(&range.from, Some(&range.to)).expect("as the dry run told it");
+        assert_eq!((same.from, same.to), (range.from.clone(), range.to.clone()));
+        for (since, until, name) in [
+            ("2h", Some(range.to.as_str()), "since"),
+            (range.from.as_str(), Some("5m"), "until"),
+            (range.from.as_str(), None, "until"),
+        ] {
+            let problem = counted(since, until).expect_err("a retry would be another order");
+            assert!(
+                problem.code == "bad_request" && problem.detail.starts_with(name),
+                "{problem:?}"
+            );
+        }
     }
 }

@@ -7,7 +7,7 @@ use spillway_webhook::shopify::is_compliance;
 use tokio_util::sync::CancellationToken;
 
 use crate::audited::Actor;
-use crate::console::jobs::{CountedJob, JobProgress, JobWork, MadeJob};
+use crate::console::jobs::{CountedJob, HELD_BYTES, JobProgress, JobWork, MadeJob};
 use crate::console::links::apart;
 use crate::dead::filter::DeadFilter;
 use crate::dead::take::{FoundLetters, TakeOrder, TakenLetters, count_letters, take_letters};
@@ -28,6 +28,8 @@ pub(super) struct JobTarget {
     pub consumer: String,
     /// The one who ordered it.
     pub actor: Actor,
+    /// Cancelled when the process stops.
+    pub stop: CancellationToken,
 }
 
 /// Replay or drop of dead letters.
@@ -64,6 +66,24 @@ pub(super) struct ArchiveWork {
     pub asked: AskedReplay,
 }
 
+/// Waiting webhooks of a consumer that is registered. The command registers one that is not, which this process may not do.
+async fn waiting_for(place: &CellArgs, consumer: &str) -> Result<Waiting, Failure> {
+    let waiting = Waiting::for_consumer(place, consumer).await?;
+    if !waiting.is_registered {
+        return Err(Failure::Failed(format!(
+            "no consumer {consumer} is registered yet, so nobody can drop anything: start it once, or run `spillway \
+             consumers add {consumer}` on a machine"
+        )));
+    }
+    Ok(waiting)
+}
+
+/// Ids that as much memory would hold as the names and the records of these webhooks take.
+fn held_by(named: &NamedWebhooks) -> u64 {
+    let ids = named.dropping.names() + named.history.len() / HELD_BYTES;
+    u64::try_from(ids).unwrap_or(u64::MAX)
+}
+
 impl JobWork for DeadWork {
     type Found = FoundLetters;
 
@@ -90,13 +110,13 @@ impl JobWork for DeadWork {
         found: FoundLetters,
         progress: JobProgress,
     ) -> Result<MadeJob, Failure> {
-        let JobTarget { place, consumer, actor } = self.target.clone();
+        let JobTarget { place, consumer, actor, stop } = self.target.clone();
         let filter = self.filter.to_string();
         let how = self.how;
-        // What was taken so far stays so. A drop is not cut: it takes no time.
+        // What was taken so far stays so. A drop is cut only when the process stops: it takes no time.
         let stop = match how {
             Take::Replay => progress.end().clone(),
-            Take::Drop => CancellationToken::new(),
+            Take::Drop => stop,
         };
         let order = TakeOrder { consumer, how, filter, rate: self.rate, stop };
         apart(move || async move {
@@ -117,11 +137,11 @@ impl JobWork for DropWork {
         let filter = self.filter.clone();
         let force = self.force;
         apart(move || async move {
-            let mut waiting = Waiting::for_consumer(&target.place, &target.consumer).await?;
+            let mut waiting = waiting_for(&target.place, &target.consumer).await?;
             let keeps = move |topic: &str| !force && is_compliance(topic.as_bytes());
             let looked = |named: &NamedWebhooks| {
                 progress.note(named.webhooks);
-                progress.hold(u64::try_from(named.dropping.names()).unwrap_or(u64::MAX))
+                progress.hold(held_by(named))
             };
             let named = count_waiting(&mut waiting, &filter, keeps, looked).await?;
             let NamedWebhooks { webhooks: number, compliance_kept: kept, .. } = named;
@@ -135,15 +155,18 @@ impl JobWork for DropWork {
         named: NamedWebhooks,
         progress: JobProgress,
     ) -> Result<MadeJob, Failure> {
-        let JobTarget { place, consumer, actor } = self.target.clone();
+        let JobTarget { place, consumer, actor, stop } = self.target.clone();
         let filter = self.filter.to_string();
         apart(move || async move {
-            let mut waiting = Waiting::for_consumer(&place, &consumer).await?;
+            let mut waiting = waiting_for(&place, &consumer).await?;
             let wanted = named.webhooks;
             let tell = |ordered| progress.note(ordered);
             let ordered = order_drop(&mut waiting, &actor, filter, &named, tell).await?;
             // What is under way is dropped later, if it fails: the order stays.
-            let DropProgress { dropped: done, is_exact } = watch(&mut waiting, ordered).await?;
+            let watched =
+                stop.run_until_cancelled(watch(&mut waiting, ordered)).await.transpose()?;
+            let unknown = DropProgress { dropped: 0, is_exact: false };
+            let DropProgress { dropped: done, is_exact } = watched.unwrap_or(unknown);
             let not_yet = wanted.saturating_sub(done);
             Ok(MadeJob { done, not_yet, is_exact, is_cut: false })
         })
@@ -159,7 +182,10 @@ impl JobWork for ArchiveWork {
         let archive = self.archive.clone();
         let asked = self.asked.clone();
         apart(move || async move {
-            let planned = plan_replay(&target.place, &archive, &target.consumer, asked).await?;
+            let planning = plan_replay(&target.place, &archive, &target.consumer, asked);
+            let planned = progress.end().run_until_cancelled(planning).await.transpose()?;
+            let planned = planned.ok_or_else(|| Failure::Failed("the job is over".to_owned()))?;
+            progress.hold(planned.held())?;
             progress.note(planned.webhooks());
             let digest = planned.digest();
             Ok(CountedJob { number: planned.webhooks(), kept: 0, digest, found: planned })
@@ -181,5 +207,22 @@ impl JobWork for ArchiveWork {
             made.map(|(done, is_cut)| MadeJob { done, not_yet: 0, is_exact: true, is_cut })
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_webhook::StreamId;
+
+    use super::*;
+
+    #[test]
+    fn records_for_the_history_count_as_ids_that_are_held() {
+        let mut named = NamedWebhooks::default();
+        assert_eq!(held_by(&named), 0);
+        named.history = vec![0; 100 * HELD_BYTES];
+        assert_eq!(held_by(&named), 100);
+        named.dropping.name(StreamId { ms: 1, seq: 0 }, 0);
+        assert_eq!(held_by(&named), 101);
     }
 }

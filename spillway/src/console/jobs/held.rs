@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::failure::Failure;
 
-/// Ids that all jobs of a console hold: some 50 bytes each.
+/// Bytes of an id that is held, more or less.
+pub(in crate::console) const HELD_BYTES: usize = 50;
+/// Ids that all jobs of a console hold: some 25 MB. What else they hold counts as the ids of as much memory.
 const HELD_MAX: u64 = 500_000;
 
 /// Ids that one job holds, as a part of those that all hold.

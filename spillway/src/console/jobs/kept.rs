@@ -85,7 +85,7 @@ impl KeptJob {
 
     /// True if the job carries out this order, and nobody has undone it.
     pub(super) fn carries_out(&self, order: &JobOrder) -> bool {
-        self.order == *order && !self.is_over() && !self.is_undone.load(Ordering::Acquire)
+        self.order.is_same(order) && !self.is_over() && !self.is_undone.load(Ordering::Acquire)
     }
 
     /// True for a replay that runs.

@@ -93,8 +93,8 @@ fn of(verb: JobVerb, actor: &str, expected: Option<ExpectedCount>) -> JobOrder {
         verb,
         consumer,
         filter,
+        selection: WebhookSelection::default(),
         actor: actor.to_owned(),
-        chosen: None,
         expected,
         rate: None,
         force: false,
@@ -103,7 +103,13 @@ fn of(verb: JobVerb, actor: &str, expected: Option<ExpectedCount>) -> JobOrder {
 
 /// Dry run of an order that no other one equals.
 fn dry(actor: &str, number: usize) -> JobOrder {
-    JobOrder { filter: format!("shop {number}"), ..of(JobVerb::Drop, actor, None) }
+    with_shop(of(JobVerb::Drop, actor, None), format!("shop-{number}.example"))
+}
+
+/// The same order for webhooks of this shop.
+fn with_shop(order: JobOrder, shop: String) -> JobOrder {
+    let selection = WebhookSelection { shop: Some(shop), ..WebhookSelection::default() };
+    JobOrder { selection, ..order }
 }
 
 fn begin_with(jobs: &Jobs, order: JobOrder, undo_for: Duration, work: Fake) -> Arc<KeptJob> {
@@ -189,7 +195,10 @@ async fn a_job_that_waits_is_undone_by_its_caller_or_an_operator() {
     for (name, role, is_undone) in
         [("mia", Role::Support, true), ("tom", Role::Support, false), ("tom", Role::Operator, true)]
     {
-        let (job, made) = begin(&jobs, Some(6), HOUR, false);
+        let made = Arc::new(AtomicBool::new(false));
+        let order = of(JobVerb::DeadReplay, "mia", Some(counted(6, None)));
+        let order = with_shop(order, format!("{name}-{role}.example"));
+        let job = begin_with(&jobs, order, HOUR, fake(&made));
         until(&job, |job| matches!(job.phase, JobPhase::Waiting(_))).await;
         let undone = jobs.undo(job.id, &caller(name, role).await);
         assert_eq!(undone.is_ok(), is_undone, "{name} {role}");
@@ -263,9 +272,11 @@ async fn a_job_keeps_the_ids_of_its_letters() {
     let stop = CancellationToken::new();
     let order = of(JobVerb::DeadReplay, "mia", None);
     let (all, _) = jobs.keep(order.clone(), &stop).expect("there is room");
-    let chosen = Some("one two".to_owned());
-    let order = JobOrder { chosen: chosen.clone(), ..order };
+    let ids = ["one", "two"].map(str::to_owned).to_vec();
+    let selection = WebhookSelection { ids: Some(ids), ..WebhookSelection::default() };
+    let order = JobOrder { selection, ..order };
     let (some, _) = jobs.keep(order, &stop).expect("there is room");
+    let chosen = Some("one two".to_owned());
     assert_eq!((jobs.chosen(all.id), jobs.chosen(some.id)), (None, chosen));
     assert_eq!(jobs.chosen(99), None);
 }
@@ -295,9 +306,11 @@ async fn the_same_order_again_is_the_same_job_until_that_is_over() {
         of(JobVerb::DeadReplay, "mia", Some(counted(6, None))),
         of(JobVerb::DeadReplay, "mia", None),
         JobOrder { actor: "tom".to_owned(), ..order("same") },
-        JobOrder { filter: "shop a.example".to_owned(), ..order("same") },
+        with_shop(order("same"), "a.example".to_owned()),
         JobOrder { rate: Some(5), ..order("same") },
     ];
+    let later = JobOrder { filter: "since a moment later".to_owned(), ..order("same") };
+    assert_eq!(again(later).id, first, "a retry of an order whose time is how long ago");
     for other in others {
         assert_ne!(again(other.clone()).id, first, "{other:?}");
     }
