@@ -27,7 +27,7 @@ DESK = {"width": 1280, "height": 800}
 PHONE = {"width": 320, "height": 640}
 # Size of a picture for the docs.
 PICTURE = {"width": 1100, "height": 700}
-PICTURES_BYTES_MAX = 600_000
+PICTURES_BYTES_MAX = 700_000
 # Runs before the page's own scripts: notes what the policy forbids.
 NOTE_VIOLATIONS = """
   window.violations = [];
