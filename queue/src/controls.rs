@@ -275,7 +275,7 @@ pub async fn carried_out(
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
-pub async fn has_names(
+pub async fn names_exist(
     redis: &Redis,
     connection: &mut Connection,
     consumer: &str,

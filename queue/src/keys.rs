@@ -3,8 +3,6 @@
 //! One cell is one Redis, or one hash slot of a cluster: the keys of a script are never spread over
 //! slots.
 
-use spillway_webhook::StreamId;
-
 /// Default prefix. Its hash tag keeps a cell in one slot of a cluster.
 pub const DEFAULT_PREFIX: &str = "{spillway}:";
 /// Default prefix of older versions: see [`crate::QueueError::OlderPrefix`].
@@ -141,12 +139,7 @@ impl Keys {
         format!("{}spill:claim", self.prefix)
     }
 
-    /// Key under which the pack of an entry is set aside that cannot be decoded.
-    pub fn corrupt(&self, entry: StreamId) -> String {
-        format!("{}{entry}", self.corrupt_prefix())
-    }
-
-    /// Common prefix of all [`Keys::corrupt`].
+    /// Prefix of the keys under which packs are set aside that cannot be decoded; the id of the entry follows.
     pub fn corrupt_prefix(&self) -> String {
         format!("{}corrupt:", self.prefix)
     }

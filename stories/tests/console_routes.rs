@@ -338,7 +338,8 @@ async fn odd_paths_headers_and_hosts_are_refused_and_split_no_answer() {
         }
     }
     for host in ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example"] {
-        for route in &routes {
+        // Probes may come by any name.
+        for route in routes.iter().filter(|route| !["/livez", "/readyz"].contains(&route.path)) {
             let client = ada.clone().header("Host", host);
             let status = route.status(&client).await;
             assert!(matches!(status, 400 | 403 | 421), "{host}: {}: {status}", route.name());

@@ -18,7 +18,7 @@ const TUPLE_LETS_MAX: f64 = 0.3;
 const CASTS_MAX: f64 = 2.0;
 const ASSERTIONS_MIN: f64 = 1.0;
 const TRACKED_MAX: usize = 1_350;
-const TRACKED_BYTES_MAX: u64 = 8 << 20;
+const TRACKED_BYTES_MAX: u64 = 10 << 20;
 /// Results are a small part of what is tracked: pages and plots, and no raw samples.
 const RESULTS: &str = "bench/results/";
 const RESULTS_BYTES_MAX: u64 = 128 << 10;

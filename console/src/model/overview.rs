@@ -48,11 +48,11 @@ pub struct ProcessOverview {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessState {
-    /// It answers at its admin address.
+    /// Answers at its admin address.
     Answers,
-    /// It answered once, and does not any more.
+    /// Answered once, and does not any more.
     Away,
-    /// It never answered: it does not run, or the console has another address of it.
+    /// Never answered: it does not run, or the console has another address of it.
     #[default]
     NotSeen,
 }

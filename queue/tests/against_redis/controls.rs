@@ -62,7 +62,7 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
     assert_eq!(version, 2);
     let dropping = controls::read(&redis, &mut http.connection, "http").await.unwrap().dropping;
     assert!(dropping.is_named(ids[0], 0) && dropping.is_named(ids[0], 9));
-    assert!(controls::has_names(&redis, &mut http.connection, "http").await.unwrap());
+    assert!(controls::names_exist(&redis, &mut http.connection, "http").await.unwrap());
     assert!(dropping.replays.contains(&replays[0]));
 
     // If the cursor passes the pack before the order is read, the names are kept.
@@ -87,7 +87,7 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
     let carried_out = controls::carried_out(&redis, connection, "http").await.unwrap();
     assert_eq!(carried_out, CarriedOut { version: 2, dropped: 3, ordered: 2 });
     assert!(controls::read(&redis, connection, "http").await.unwrap().dropping.is_empty());
-    assert!(!controls::has_names(&redis, connection, "http").await.unwrap());
+    assert!(!controls::names_exist(&redis, connection, "http").await.unwrap());
     let chunks = history::after(&redis, connection, "http", StreamId::ZERO).await.unwrap();
     let told: Vec<_> = chunks.iter().flat_map(|chunk| &chunk.records).collect();
     assert_eq!(told.len(), 2);

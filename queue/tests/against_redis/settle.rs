@@ -157,10 +157,10 @@ async fn an_entry_that_cannot_be_decoded_is_set_aside_under_its_own_key() {
     let corrupt = CorruptEntries { packs, replays: Vec::new() };
     http.settle(&Settlement { corrupt, ..up_to(ids[0], 1, 1) }).await.unwrap();
     assert!(server.ids("{spillway}:in").await.is_empty());
-    let key = server.redis().keys.corrupt(ids[0]);
+    let key = format!("{}{}", server.redis().keys.corrupt_prefix(), ids[0]);
     assert_eq!(key, format!("{{spillway}}:corrupt:{}", ids[0]));
     assert_eq!(server.command::<Vec<u8>>(&["GET", &key]).await, b"\x00\xffnot a pack");
-    let gone = server.redis().keys.corrupt(StreamId { ms: 1, seq: 1 });
+    let gone = format!("{}1-1", server.redis().keys.corrupt_prefix());
     assert_eq!(server.command::<u8>(&["EXISTS", &gone]).await, 0);
 }
 

@@ -163,7 +163,7 @@ pub(crate) async fn give_order(
     let redis = waiting.redis.clone();
     let consumer = waiting.consumer.clone();
     let first = controls::carried_out(&redis, waiting.connection(), &consumer).await?;
-    let has_names = controls::has_names(&redis, waiting.connection(), &consumer).await?;
+    let has_names = controls::names_exist(&redis, waiting.connection(), &consumer).await?;
     let before = controls::carried_out(&redis, waiting.connection(), &consumer).await?;
     let NamedWebhooks { dropping, history, webhooks, .. } = named;
     let mut ordered = 0;
