@@ -19,9 +19,9 @@ const QUERY_RANGE: &str = "/api/v1/query_range";
 /// The Prometheus, as given.
 #[derive(Debug, Clone, Args)]
 pub(in crate::console) struct PrometheusArgs {
-    /// Prometheus from which the metrics of the last hours are read, such as http://127.0.0.1:9090 or
-    /// https://user:password@metrics.example/prometheus, with the password percent-encoded. So a restart loses no
-    /// curve, and they go back a month. Not set: 6 hours are kept in memory
+    /// Prometheus from which the metrics of the last hours are read, such as http://127.0.0.1:9090; with
+    /// user:password@ before the host, percent-encoded, if it asks for a login. So a restart loses no curve, and they go
+    /// back a month. Not set: 6 hours are kept in memory
     #[arg(
         id = "prometheus_url",
         long = "prometheus-url",
