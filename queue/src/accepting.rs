@@ -44,7 +44,8 @@ impl ClosedTimes {
     }
 }
 
-/// Reports times in which a receiver accepted webhooks, oldest first, also to a full Redis. With the first report of a
+/// Reports times in which a receiver accepted webhooks, oldest first, also to a full Redis. `now_ms` is the receiver's clock.
+/// With the first report of a
 /// process, `noted` is given: a hole before it that is as long is noted as a gap, once.
 ///
 /// # Errors
@@ -54,12 +55,13 @@ pub async fn report(
     connection: &mut Connection,
     times: &[AcceptedTime],
     noted: Option<Duration>,
+    now_ms: u64,
 ) -> Result<(), QueueError> {
     let script = Script::new(include_str!("lua/accepting.lua"));
     let mut call = script.key(redis.keys.gaps_accepting());
     call.key(redis.keys.gaps());
     call.arg(noted.map(|least| millis(least).to_string()).unwrap_or_default());
-    call.arg(NOTES_MAX).arg(millis(KEPT_FOR)).arg(HOLES_KEPT);
+    call.arg(NOTES_MAX).arg(millis(KEPT_FOR)).arg(HOLES_KEPT).arg(now_ms);
     for time in times {
         call.arg(time.from_ms).arg(time.to_ms);
     }

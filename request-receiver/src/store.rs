@@ -50,14 +50,13 @@ use crate::store::mode::StoreMode;
 const STALL_PART: u32 = 6;
 /// Upper limit of that time for any ACK_TIMEOUT. The shard stores nothing else meanwhile.
 const STALL_MAX: Duration = Duration::from_secs(1);
-/// Divisor of the time after which an append hangs: time for the script that a new connection begins with. If that hangs, no
-/// pack was sent, which is known soon enough to write it to the log.
-const RUN_PART: u32 = 2;
+/// Part of the time after which an append hangs that is left after the script that a new connection begins with. If that
+/// hangs, no pack was sent, which is known soon enough to write it to the log.
+const RUN_LEFT: Duration = Duration::from_millis(50);
 /// Time that a batch may wait at the gate before it is cut. Longer than the wait for the gate's
 /// lock.
 const RECHECK_AFTER: Duration = Duration::from_millis(5);
 const _: () = assert!(STALL_PART >= 2, "a hanging append is left before its senders give up");
-const _: () = assert!(RUN_PART >= 2, "a hanging script is left before the append counts as one");
 const _: () = assert!(
     RECHECK_AFTER.as_millis() < STALL_MAX.as_millis(),
     "a held batch is not one that hangs"
@@ -193,7 +192,7 @@ impl ShardStore {
             Some(_) => (ack_timeout / STALL_PART).min(STALL_MAX),
             None => ack_timeout,
         };
-        let run_within = stall_after / RUN_PART;
+        let run_within = stall_after - RUN_LEFT.min(stall_after / 2);
         let appender_view = AppenderView::new(store.looks.clone(), store.gaps.clone(), run_within);
         Self {
             pulse: ShardPulse { pulse, store: store.clone() },

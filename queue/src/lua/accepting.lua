@@ -3,16 +3,16 @@
 -- the start of a process is also noted as a gap, because a process that was killed noted nothing of it.
 -- KEYS  1 accepting  2 gaps
 -- ARGV  1 least ms of a hole that is noted as a gap ('' = none is)  2 notes to keep  3 ms for which holes are kept
---       4 holes to keep  then for each time, oldest first: from ms, to ms
+--       4 holes to keep  5 ms of the receiver's clock  then for each time, oldest first: from ms, to ms
 -- Value: ms until which webhooks were accepted, then for each hole, oldest first: from ms, to ms
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- Clocks of receivers may differ by so much.
 local oldest, latest = now - tonumber(ARGV[3]), now + 60000
--- One that is further ahead is corrected: its last time ends now, and all of them are earlier by as much. If each were cut to the
--- latest time, none would begin where the one before had ended, and all time would be a hole.
-local ahead = tonumber(ARGV[#ARGV]) - now
-if ahead <= 60000 then ahead = 0 end
+-- One that is further ahead is corrected: its times are earlier by as much. If each were cut to the latest time, none would begin
+-- where the one before had ended, and all time would be a hole.
+local lead = tonumber(ARGV[5]) - now
+local ahead = lead > 60000 and lead or 0
 local function bounded(number) return math.max(0, oldest, math.min(latest, tonumber(number) - ahead)) end
 local known = {}
 for number in string.gmatch(redis.call('GET', KEYS[1]) or '', '%d+') do known[#known + 1] = tonumber(number) end
@@ -21,10 +21,10 @@ local holes = {}
 for at = 2, #known - 1, 2 do
   if known[at + 1] > oldest then holes[#holes + 1] = {known[at], known[at + 1]} end
 end
-for at = 5, #ARGV - 1, 2 do
+for at = 6, #ARGV - 1, 2 do
   local from = bounded(ARGV[at])
-  -- It is corrected a little differently with each report.
-  if ahead > 0 and accepted and from - accepted <= 60000 then from = math.min(from, accepted) end
+  -- It is corrected a little differently with each report, and near the limit now and then not at all.
+  if lead > 50000 and accepted and from - accepted <= 60000 then from = math.min(from, accepted) end
   local to = math.max(from, bounded(ARGV[at + 1]))
   -- What another receiver did not accept meanwhile, this one did.
   local left = {}
@@ -35,7 +35,7 @@ for at = 5, #ARGV - 1, 2 do
   holes = left
   if accepted and from > accepted then
     holes[#holes + 1] = {accepted, from}
-    if at == 5 and ARGV[1] ~= '' and from - accepted >= tonumber(ARGV[1]) then
+    if at == 6 and ARGV[1] ~= '' and from - accepted >= tonumber(ARGV[1]) then
       local note = { reason = 'down', shop = '', topic = '', from_ms = accepted, to_ms = from, count = 0 }
       redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'g', cjson.encode(note))
     end

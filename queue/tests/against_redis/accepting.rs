@@ -31,7 +31,7 @@ async fn accepts(server: &Server, from_ms: u64, to_ms: u64, is_first: bool) {
     let noted = is_first.then_some(Duration::from_secs(120));
     let times = [AcceptedTime { from_ms, to_ms }];
     let mut connection = server.connect().await;
-    let reported = accepting::report(&server.redis(), &mut connection, &times, noted).await;
+    let reported = accepting::report(&server.redis(), &mut connection, &times, noted, to_ms.max(now_ms())).await;
     reported.expect("redis takes it");
 }
 

@@ -47,7 +47,7 @@ impl LossWatch {
     /// Handles the end of the stream as a new connection finds it, before anything is appended on that: it is a loss if an
     /// entry was confirmed before that is later, and not known to be lost. Afterwards, what is appended would hide it.
     pub fn on_stream_end(&mut self, stored_ms: u64, newest_ms: u64, now_ms: u64) {
-        let expected_ms = self.expected_ms(stored_ms);
+        let expected_ms = self.expected_ms(stored_ms, newest_ms);
         if expected_ms > newest_ms {
             // An empty stream says nothing about the time.
             let is_empty = newest_ms == 0;
@@ -60,10 +60,11 @@ impl LossWatch {
         }
     }
 
-    /// Time at which the stream has to end at least: that of the newest confirmed entry, unless it is known to be lost.
-    fn expected_ms(&self, stored_ms: u64) -> u64 {
+    /// Time at which a stream has to end at least: that of the newest confirmed entry, unless this stream is known to have
+    /// lost it. One that ends elsewhere is another copy, without the note of the loss.
+    fn expected_ms(&self, stored_ms: u64, newest_ms: u64) -> u64 {
         match self.lost {
-            Some(lost) if stored_ms <= lost.stored_ms => lost.end_ms,
+            Some(lost) if stored_ms <= lost.stored_ms && newest_ms == lost.end_ms => newest_ms,
             _ => stored_ms,
         }
     }
@@ -80,7 +81,7 @@ impl LossWatch {
         let ConnectionFacts { stored_ms, keeps_all, now_ms } = facts;
         let is_another_run = !run.before.is_empty() && run.before != run.current;
         let newest_ms = run.newest.ms;
-        if self.expected_ms(stored_ms) > newest_ms {
+        if self.expected_ms(stored_ms, newest_ms) > newest_ms {
             self.on_stream_end(stored_ms, newest_ms, now_ms);
         } else if is_another_run && !keeps_all {
             let from_ms = self.answered_ms.unwrap_or(newest_ms).saturating_sub(UNSYNCED_MS);
@@ -184,7 +185,8 @@ mod tests {
         }
         assert_eq!(watch.on_run(&run("a", "a", 40_000), facts(49_000, true)), None);
         // An older copy lost more, and so did one that lost what came later.
-        for (stored_ms, end_ms) in [(49_000, 30_000), (9_100_000, 9_050_000)] {
+        // So did a newer copy that is loaded in place of an older one.
+        for (stored_ms, end_ms) in [(49_000, 30_000), (49_000, 35_000), (9_100_000, 9_050_000)] {
             watch.on_stream_end(stored_ms, end_ms, 9_200_000);
             let lost = watch.on_run(&run("a", "a", end_ms), facts(stored_ms, true));
             assert_eq!(lost.as_ref().map(times), Some((end_ms, 9_200_000)));

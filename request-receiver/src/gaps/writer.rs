@@ -155,7 +155,7 @@ impl GapWriter {
             return;
         }
         let written = self.try_write(&times).await;
-        self.is_failing = written.is_err();
+        self.is_failing = written.is_err() && !self.notes.is_empty();
         if let Err(error) = written {
             self.connection = None;
             tracing::debug!(
@@ -174,7 +174,8 @@ impl GapWriter {
         let times_failed = if times.is_empty() {
             None
         } else {
-            match accepting::report(&self.redis, connection, times, self.noted).await {
+            let now_ms = wall_clock_ms();
+            match accepting::report(&self.redis, connection, times, self.noted, now_ms).await {
                 Ok(()) => {
                     self.noted = None;
                     self.log.acceptance().on_reported(times);

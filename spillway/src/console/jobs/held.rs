@@ -32,10 +32,9 @@ impl HeldIds {
         let more = number.saturating_sub(before);
         if self.all.fetch_add(more, Ordering::AcqRel).saturating_add(more) > HELD_MAX {
             self.all.fetch_sub(more, Ordering::AcqRel);
-            return Err(Failure::Failed(format!(
-                "more than {HELD_MAX} match, with those of other jobs: give a narrower filter, wait until other jobs are over, or \
-                 use the command on a machine"
-            )));
+            let told = "what matches takes more memory than all jobs may hold: give a narrower filter, wait until other jobs are \
+                        over, or use the command on a machine";
+            return Err(Failure::Failed(told.to_owned()));
         }
         *own = Some(before.saturating_add(more));
         Ok(())
