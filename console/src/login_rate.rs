@@ -245,4 +245,45 @@ mod tests {
         assert!(buckets.ensure(&0, now).is_err());
         assert!(buckets.ensure(&11_999, now).is_ok());
     }
+
+    #[test]
+    fn a_network_is_known_for_thirty_days_after_the_last_login() {
+        let rate = LoginRate::new();
+        let office = address("192.0.2.1");
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let login = |now| {
+            rate.take(office, "mia", now).expect("the bucket is full");
+            rate.on_login(office, "mia", now);
+        };
+        login(start);
+        let renewed = start + KNOWN_FOR / 2;
+        login(renewed);
+        let end = renewed + Duration::from_secs(30 * 24 * 3600);
+        assert_eq!(taken(&rate, "203.0.113.9", "mia", end - second), 10);
+        assert!(rate.take(office, "mia", end - second).is_ok(), "it is still known");
+        assert!(rate.take(office, "mia", end).is_err(), "the bucket of all networks counts again");
+    }
+
+    #[test]
+    fn the_known_networks_are_bounded_and_the_oldest_login_is_forgotten_first() {
+        let rate = LoginRate::new();
+        let office = address("192.0.2.1");
+        let mut now = Instant::now();
+        let mut login = |user: usize| {
+            now += Duration::from_millis(1);
+            rate.on_login(office, &user.to_string(), now);
+            now
+        };
+        for user in 0..BUCKETS_MAX {
+            login(user);
+        }
+        // The first user logs in again, so the second one is the oldest.
+        login(0);
+        let now = login(BUCKETS_MAX);
+        let held = rate.lock();
+        assert_eq!(held.logins.len(), BUCKETS_MAX);
+        let knows = |user: usize| held.knows(&pair(office, &user.to_string()), now);
+        assert_eq!([0, 1, 2, BUCKETS_MAX].map(knows), [true, false, true, true]);
+    }
 }

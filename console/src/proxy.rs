@@ -177,6 +177,7 @@ mod tests {
     use axum::http::Request;
 
     use super::*;
+    use crate::access::Role;
     use crate::users::UserList;
 
     fn head(peer: &str, headers: &[(&str, &str)]) -> Parts {
@@ -191,7 +192,7 @@ mod tests {
     }
 
     fn access() -> ProxyAccess {
-        let users = UserList::parse("mia:support:*\nleo:admin:*").unwrap();
+        let users = UserList::parse("mia:support:*\nleo:admin+personal:*").unwrap();
         let proxies = TrustedProxies::parse("127.0.0.1, 10.1.0.0/16, 2001:db8::/32").unwrap();
         let header = HeaderName::from_static("x-user");
         ProxyAccess::new(Arc::new(Users::new(users)), proxies, header)
@@ -217,6 +218,20 @@ mod tests {
         }
         assert_eq!(name("10.1.0.1", &[]).await, None);
         assert_eq!(name("10.1.0.1", &[("x-forwarded-for", "127.0.0.1")]).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_caller_has_the_role_of_the_file_of_users() {
+        let access = access();
+        let grant = async |headers: &[(&str, &str)]| {
+            let caller = access.caller(&head("127.0.0.1", headers)).await;
+            caller.map(|caller| (caller.role, caller.sees_personal_data))
+        };
+        assert_eq!(grant(&[("x-user", "mia")]).await, Some((Role::Support, false)));
+        assert_eq!(grant(&[("x-user", "leo")]).await, Some((Role::Admin, true)));
+        // No other header gives a role.
+        let claimed = [("x-user", "mia"), ("x-role", "admin"), ("x-user-role", "admin")];
+        assert_eq!(grant(&claimed).await, Some((Role::Support, false)));
     }
 
     #[tokio::test]

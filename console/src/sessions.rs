@@ -215,6 +215,33 @@ mod tests {
         assert!(sessions.find(&ids[0], true, now).is_none(), "the oldest is closed");
     }
 
+    #[test]
+    fn the_sessions_are_bounded_and_the_one_that_is_unused_longest_is_closed() {
+        let sessions = Sessions::default();
+        let start = Instant::now();
+        let key = SessionKey::random();
+        // Opened without `open`, which looks at all of them each time.
+        for user in 0..SESSIONS_MAX {
+            let user = user.to_string();
+            let id = digest(&user);
+            let key = key.clone();
+            let session =
+                OpenSession { user, password_mark: MARK, key, opened: start, used: start };
+            sessions.lock().insert(id, session);
+        }
+        let now = start + Duration::from_secs(1);
+        for user in 0..SESSIONS_MAX {
+            if user != 7 {
+                assert!(sessions.find(&user.to_string(), true, now).is_some(), "{user}");
+            }
+        }
+        let mia = sessions.open("mia", MARK, now);
+        assert_eq!(sessions.lock().len(), SESSIONS_MAX);
+        assert!(sessions.find(&mia, true, now).is_some());
+        assert!(sessions.find("7", true, now).is_none(), "nobody used it");
+        assert!(sessions.find("8", true, now).is_some());
+    }
+
     fn cookies(values: &[&str]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for value in values {

@@ -165,6 +165,7 @@ mod tests {
     use axum::http::Request;
 
     use super::*;
+    use crate::access::Role;
 
     fn head(value: &str) -> Parts {
         let request = Request::builder().header("authorization", value).body(()).unwrap();
@@ -216,5 +217,35 @@ mod tests {
         let create = || TokenEntry::create("x".to_owned(), grant).1;
         assert_ne!(*create(), *create());
         assert!(create().starts_with(PREFIX) && create().len() == PREFIX.len() + 43);
+    }
+
+    #[tokio::test]
+    async fn a_caller_has_the_role_of_the_token_and_sees_what_it_grants() {
+        let personal = |role: Role| [false, true].map(|sees| (role, sees));
+        let grants = Role::ALL.into_iter().flat_map(personal);
+        let created = grants.enumerate().map(|(number, (role, sees_personal_data))| {
+            TokenEntry::create(format!("t{number}"), AccessGrant { role, sees_personal_data })
+        });
+        let (entries, tokens): (Vec<TokenEntry>, Vec<_>) = created.unzip();
+        let list = TokenList(entries.clone()).to_string();
+        let list = TokenList::parse(&list).expect("the list that was written");
+        let access = BearerAccess(Arc::new(ApiTokens::new(list)));
+        for (entry, token) in entries.iter().zip(&tokens) {
+            let found = access.caller(&head(&format!("Bearer {}", token.as_str()))).await;
+            let found = found.expect("a token of the list");
+            assert_eq!(found.name, format!("token:{}", entry.name));
+            let Caller { role, sees_personal_data, .. } = found;
+            assert_eq!(AccessGrant { role, sees_personal_data }, entry.grant, "{}", entry.name);
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_there_twice_is_refused() {
+        let [one, other] = [1_u8, 2].map(|byte| URL_SAFE_NO_PAD.encode([byte; 32]));
+        let refused = |name: &str| {
+            TokenList::parse(&format!("deploy:viewer:{one}\n\n{name}:admin:{other}")).err()
+        };
+        assert_eq!(refused("deploy").as_deref(), Some("line 3: deploy is there twice"));
+        assert_eq!(refused("deploy2"), None);
     }
 }

@@ -301,4 +301,19 @@ mod tests {
         assert!(text.contains(r#"name="all" value="true""#), "{text}");
         assert!(text.contains("<dt>Webhooks</dt><dd>all</dd>"), "{text}");
     }
+
+    #[test]
+    fn only_who_sees_personal_data_gets_the_link_to_headers_and_body() {
+        let letter = DeadSummary { spillway_id: "7-1-0-2".to_owned(), ..letter() };
+        for role in Role::ALL {
+            for sees_personal_data in [false, true] {
+                let caller = Caller { sees_personal_data, ..caller(role) };
+                let text = letter_page(&caller, "http", &letter).into_string();
+                let link = r#"href="/webhooks/7-1-0-2/content?consumer=http""#;
+                assert_eq!(text.contains(link), sees_personal_data, "{role}: {text}");
+                assert_eq!(text.contains("/content"), sees_personal_data, "{role}: {text}");
+                assert_hygiene(&text);
+            }
+        }
+    }
 }

@@ -406,4 +406,70 @@ mod tests {
         assert!(text.contains("Start a downstreamer") && text.contains("Needs attention"));
         assert!(unknown(&hostile()).into_string().contains("&lt;img"));
     }
+
+    #[test]
+    fn each_large_figure_links_to_its_own_page_or_chart() {
+        let text = part(&CellOverview::default()).into_string();
+        let figures = text.split("<dt>").skip(1).map(|figure| {
+            let (label, rest) = figure.split_once("</dt>").expect("the end of a label");
+            let (_, rest) = rest.split_once(r#"<a class="value" href=""#).expect("a link");
+            let (href, _) = rest.split_once('"').expect("the end of the link");
+            (label, href)
+        });
+        let expected = [
+            ("Accepted per second", "#flow"),
+            ("Settled per second", "#flow"),
+            ("Waiting", "/webhooks"),
+            ("Oldest", "/webhooks"),
+            ("Dead letters", "/dead"),
+            ("Accepted so far", "#flow"),
+            ("Kept webhooks", "/webhooks"),
+            ("Kept packs", "/webhooks"),
+            ("Memory of Redis", "/doctor"),
+        ];
+        assert_eq!(figures.collect::<Vec<_>>(), expected);
+    }
+
+    /// Concerns of a healthy cell with this memory in use, and a webhook that has waited for so long.
+    fn concerns_at(queue: QueueOverview, oldest_seconds: f64) -> Vec<(StateLevel, String, String)> {
+        let consumer = ConsumerOverview {
+            name: "http".to_owned(),
+            state: "ready".to_owned(),
+            has_live_leader: true,
+            oldest_age_seconds: Some(oldest_seconds),
+            ..ConsumerOverview::default()
+        };
+        concerns(&CellOverview { queue, consumers: vec![consumer], ..CellOverview::default() })
+    }
+
+    #[test]
+    fn memory_warns_from_70_percent_and_is_bad_from_90() {
+        let memory = |memory_bytes, memory_limit_bytes| {
+            let queue =
+                QueueOverview { memory_bytes, memory_limit_bytes, ..QueueOverview::default() };
+            let mut found = concerns_at(queue, 0.0).into_iter();
+            let first = found.next();
+            assert_eq!(found.next(), None, "only the memory");
+            first
+        };
+        let expected = |level: StateLevel, percent: u64| {
+            let text = format!("Redis has used {percent} % of its memory");
+            Some((level, text, "/doctor".to_owned()))
+        };
+        assert_eq!(memory(699, Some(1000)), None);
+        assert_eq!(memory(700, Some(1000)), expected(StateLevel::Warning, 70));
+        assert_eq!(memory(899, Some(1000)), expected(StateLevel::Warning, 89));
+        assert_eq!(memory(900, Some(1000)), expected(StateLevel::Bad, 90));
+        assert_eq!(memory(1000, Some(1000)), expected(StateLevel::Bad, 100));
+        assert_eq!(memory(1000, None), None, "without a limit");
+    }
+
+    #[test]
+    fn the_oldest_webhook_warns_after_five_minutes() {
+        let oldest = |seconds: f64| concerns_at(QueueOverview::default(), seconds);
+        assert!(oldest(299.9).is_empty());
+        let text = "http: the oldest webhook has waited 5m".to_owned();
+        let href = "/webhooks?consumer=http".to_owned();
+        assert_eq!(oldest(300.0), [(StateLevel::Warning, text, href)]);
+    }
 }

@@ -148,6 +148,34 @@ async fn holes_that_a_moment_divides_are_one() {
 }
 
 #[tokio::test]
+async fn of_too_many_holes_the_oldest_are_left_out() {
+    const HOLES_KEPT: u64 = 100;
+    let server = Server::start(&[]).await;
+    let first = now_ms() - 6 * HOUR;
+    // A minute in which webhooks are accepted, and a minute in which none is.
+    let time = |at: u64| {
+        let from_ms = first + at * 2 * MINUTE;
+        AcceptedTime { from_ms, to_ms: from_ms + MINUTE }
+    };
+    let hole = |at: u64| format!(" {} {}", time(at).to_ms, time(at + 1).from_ms);
+    let kept = async |last: u64| {
+        let text: String = server.command(&["GET", "{spillway}:gaps:accepting"]).await;
+        let holes: String = (last - HOLES_KEPT..last).map(hole).collect();
+        assert_eq!(text, format!("{}{holes}", time(last).to_ms));
+        assert_eq!(closed(&server).await, HOLES_KEPT * MINUTE);
+    };
+    let times: Vec<AcceptedTime> = (0..=HOLES_KEPT).map(time).collect();
+    let mut connection = server.connect().await;
+    let reported = accepting::report(&server.redis(), &mut connection, &times, None).await;
+    reported.expect("redis takes it");
+    kept(HOLES_KEPT).await;
+    for at in HOLES_KEPT + 1..HOLES_KEPT + 4 {
+        accepts(&server, time(at).from_ms, time(at).to_ms, false).await;
+        kept(at).await;
+    }
+}
+
+#[tokio::test]
 async fn notes_beyond_the_bound_are_merged_by_shop_and_topic_first() {
     let server = Server::start(&[]).await;
     let now = now_ms();

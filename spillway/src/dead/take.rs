@@ -271,7 +271,9 @@ impl FoundLetters {
     /// Digest of the dead letters to take.
     pub(crate) fn digest(&self) -> String {
         let mut digest = SetDigest::default();
-        for (webhook, id) in &self.letters {
+        let mut letters: Vec<_> = self.letters.iter().collect();
+        letters.sort_unstable();
+        for (webhook, id) in letters {
             digest.add(format!("{webhook} {id}").as_bytes());
         }
         digest.text()
@@ -315,5 +317,24 @@ mod tests {
         let stopped = stopped.expect_err("it is not done").to_string();
         assert!(stopped.contains("replayed 40 dead letters; 60 are left"), "{stopped}");
         assert!(told("replayed", TakenLetters { taken: 99, left: 0 }, 100).is_ok());
+    }
+
+    #[test]
+    fn the_digest_tells_sets_of_one_size_apart_and_knows_no_order() {
+        // Each by the index of its webhook, and its own id.
+        let digest = |letters: &[(u32, u64)]| {
+            let letter = |(index, ms): &(u32, u64)| {
+                let entry = StreamId { ms: 1, seq: 0 };
+                let webhook = WebhookId { cell: 7, entry, index: *index };
+                (webhook, StreamId { ms: *ms, seq: 0 })
+            };
+            let letters = letters.iter().map(letter).collect();
+            FoundLetters { letters, ..FoundLetters::default() }.digest()
+        };
+        let set = digest(&[(1, 10), (2, 20)]);
+        assert_eq!(digest(&[(2, 20), (1, 10)]), set);
+        for other in [[(1, 10), (3, 20)], [(1, 10), (2, 21)], [(1, 20), (2, 10)]] {
+            assert_ne!(digest(&other), set, "{other:?}");
+        }
     }
 }

@@ -363,3 +363,51 @@ async fn tell(
     };
     Ok(line(format_args!("dropped {}; {left} more: {why}", count(dropped, "webhook")))?)
 }
+
+#[cfg(test)]
+mod tests {
+    use spillway_webhook::StreamId;
+
+    use super::*;
+
+    fn entry(ms: u64) -> StreamId {
+        StreamId { ms, seq: 0 }
+    }
+
+    /// Webhooks of the main stream, each by its entry and index, and replays. They are named in this order.
+    fn named(main: &[(u64, u32)], replays: &[u64]) -> NamedWebhooks {
+        let mut dropping = Dropping::default();
+        for (ms, index) in main {
+            dropping.name(entry(*ms), *index);
+        }
+        dropping.replays.extend(replays.iter().map(|ms| entry(*ms)));
+        NamedWebhooks { dropping, ..NamedWebhooks::default() }
+    }
+
+    #[test]
+    fn the_digest_tells_sets_of_one_size_apart_and_knows_no_order() {
+        let digest = |main: &[(u64, u32)], replays: &[u64]| named(main, replays).digest();
+        let set = digest(&[(1, 0), (1, 9), (2, 3)], &[5, 6]);
+        assert_eq!(digest(&[(2, 3), (1, 9), (1, 0)], &[6, 5]), set);
+        let others: [(&[(u64, u32)], &[u64]); 5] = [
+            (&[(1, 0), (1, 9), (3, 3)], &[5, 6]),
+            (&[(1, 0), (1, 8), (2, 3)], &[5, 6]),
+            (&[(1, 0), (2, 9), (2, 3)], &[5, 6]),
+            (&[(1, 0), (1, 9), (2, 3)], &[5, 7]),
+            (&[(1, 0), (1, 9)], &[2, 5, 6]),
+        ];
+        for (main, replays) in others {
+            assert_ne!(digest(main, replays), set, "{main:?} {replays:?}");
+        }
+    }
+
+    #[test]
+    fn empty_bits_at_the_end_of_a_row_do_not_change_the_digest() {
+        let short = named(&[(1, 0)], &[]);
+        let mut long = named(&[(1, 0)], &[]);
+        long.dropping.main.insert(entry(1), vec![1, 0, 0]);
+        assert_eq!(long.digest(), short.digest());
+        long.dropping.main.insert(entry(1), vec![0, 1]);
+        assert_ne!(long.digest(), short.digest());
+    }
+}

@@ -171,4 +171,31 @@ mod tests {
         let part = Filter { topic: some("orders/*"), ..Filter::default() };
         assert!(reason(part).contains("paused in part: topic orders/*"));
     }
+
+    #[test]
+    fn the_lane_of_a_cursor_that_is_still_there_is_not_repeated() {
+        let all = [
+            lane(9, "a", "x"),
+            lane(5, "b", "y"),
+            lane(5, "c", "x"),
+            lane(5, "d", "x"),
+            lane(1, "e", "x"),
+        ];
+        let seen = |shop: Option<&str>, limit: usize| {
+            let mut seen = String::new();
+            let mut after = None;
+            for _ in &all {
+                let (lanes, next) = cut(&all, shop, after.take(), limit);
+                seen.extend(lanes.into_iter().map(|lane| lane.lane));
+                let Some(next) = next else { break };
+                after = Some(place_of(&next).expect("a cursor"));
+            }
+            seen
+        };
+        for limit in 1..=all.len() {
+            assert_eq!(seen(None, limit), "abcde", "{limit} on a page");
+            assert_eq!(seen(Some("x"), limit), "acde", "{limit} on a page");
+            assert_eq!(seen(Some("y"), limit), "b", "{limit} on a page");
+        }
+    }
 }
