@@ -28,10 +28,16 @@ async fn noted(server: &Server) -> Vec<NotedGap> {
 
 /// Reports a time of a receiver. With `is_first`, its process has just started.
 async fn accepts(server: &Server, from_ms: u64, to_ms: u64, is_first: bool) {
+    accepts_at(server, [from_ms, to_ms], is_first, to_ms.max(now_ms())).await;
+}
+
+/// Reports a time by a receiver whose clock says `clock_ms`.
+async fn accepts_at(server: &Server, [from_ms, to_ms]: [u64; 2], is_first: bool, clock_ms: u64) {
     let noted = is_first.then_some(Duration::from_secs(120));
     let times = [AcceptedTime { from_ms, to_ms }];
     let mut connection = server.connect().await;
-    let reported = accepting::report(&server.redis(), &mut connection, &times, noted, to_ms.max(now_ms())).await;
+    let reported =
+        accepting::report(&server.redis(), &mut connection, &times, noted, clock_ms).await;
     reported.expect("redis takes it");
 }
 
@@ -200,4 +206,16 @@ async fn notes_beyond_the_bound_are_merged_by_shop_and_topic_first() {
     let named: HashSet<&str> = all.iter().map(|note| note.shop.as_str()).collect();
     assert_eq!(named.len(), 50);
     assert!(!named.contains(""), "none is of any shop");
+}
+
+#[tokio::test]
+async fn an_outage_is_a_hole_by_a_clock_that_is_ahead_too() {
+    let server = Server::start(&[]).await;
+    let now = now_ms();
+    let clock = now + 5 * HOUR;
+    accepts_at(&server, [clock - 3 * HOUR, clock - HOUR], true, clock).await;
+    accepts_at(&server, [clock, clock], false, clock).await;
+    let closed = accepting::read(&server.redis(), &mut server.connect().await).await.unwrap();
+    let hole = closed.between(now - 4 * HOUR, now + HOUR);
+    assert!(hole.abs_diff(HOUR) < MINUTE, "{hole} ms of an hour: {closed:?}");
 }
