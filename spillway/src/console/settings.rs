@@ -70,11 +70,11 @@ pub(super) struct ConsoleArgs {
 /// Users and tokens, as given.
 #[derive(Debug, Args)]
 pub(super) struct AccountArgs {
-    /// File with the users, which `spillway console user` edits; read again within 10 s of a change
+    /// File with the users, which `spillway console user add` writes; read again within 10 s of a change
     #[arg(long, env = "CONSOLE_USERS_FILE", value_name = "FILE", global = true)]
     pub users_file: Option<PathBuf>,
 
-    /// File with the API tokens, which `spillway console token` edits; read again within 10 s of a change
+    /// File with the API tokens, which `spillway console token add` writes; read again within 10 s of a change
     #[arg(long, env = "CONSOLE_TOKENS_FILE", value_name = "FILE", global = true)]
     pub tokens_file: Option<PathBuf>,
 
