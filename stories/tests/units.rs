@@ -21,6 +21,8 @@ fn units() -> (TempDir, Vec<PathBuf>) {
             let built = binaries::ours(name).display().to_string();
             unit = unit.replace(&format!("/usr/bin/{name}"), &built);
         }
+        let start = binaries::repository().join("ops/redis-start");
+        unit = unit.replace("/usr/lib/spillway/redis-start", &start.display().to_string());
         let copy = directory.path().join(path.file_name().expect("a name"));
         fs::write(&copy, unit).expect("write a unit");
         units.push(copy);
