@@ -172,7 +172,8 @@ async fn of_too_many_holes_the_oldest_are_left_out() {
     };
     let times: Vec<AcceptedTime> = (0..=HOLES_KEPT).map(time).collect();
     let mut connection = server.connect().await;
-    let reported = accepting::report(&server.redis(), &mut connection, &times, None).await;
+    let reported =
+        accepting::report(&server.redis(), &mut connection, &times, None, now_ms()).await;
     reported.expect("redis takes it");
     kept(HOLES_KEPT).await;
     for at in HOLES_KEPT + 1..HOLES_KEPT + 4 {
