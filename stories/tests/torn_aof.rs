@@ -3,10 +3,15 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
+use stories::binaries::repository;
 use stories::cell::Cell;
 use stories::redis_server::RedisServer;
+use stories::until::until;
 
 /// Commands of one transaction, as Redis appends them.
 const TRANSACTION: [&[&str]; 4] =
@@ -96,7 +101,86 @@ async fn a_fault_in_the_middle_of_the_aof_is_left_to_a_person() {
     );
     let before = fs::read(&file).expect("read the AOF");
     redis.restart();
-    let status = redis.exit(std::time::Duration::from_secs(20)).await;
+    let status = redis.exit(Duration::from_secs(20)).await;
     assert!(!status.success(), "it started with a damaged AOF");
     assert_eq!(fs::read(&file).expect("read the AOF"), before, "the AOF was changed");
+}
+
+#[tokio::test]
+async fn a_redis_with_a_password_is_repaired_too() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    let _: String = redis.command(&["SET", "before", "1"]).await;
+    append(&cell.directory().join("redis.conf"), b"\nrequirepass secret\n");
+    redis.kill9();
+    let file = last_file(&cell);
+    let before = fs::read(&file).expect("read the AOF");
+    append(&file, b"*1\r\n$5\r\nMULTI\r\n*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\n1\r\n*1\r\n$4\r\nEX");
+    redis.restart();
+    until("redis asks for the password", Duration::from_secs(30), async || {
+        let answer = redis.try_command::<String>(&["PING"]).await;
+        answer.is_err_and(|error| error.to_string().contains("NOAUTH"))
+    })
+    .await;
+    assert_eq!(fs::read(&file).expect("read the AOF"), before);
+}
+
+/// Writes a program that stands in for one of Redis'.
+fn write_program(directory: &Path, name: &str, script: &str) {
+    let path = directory.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("write a program");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("make it executable");
+}
+
+/// Runs `redis-start` with programs that only note their arguments, and returns these with its exit
+/// status.
+fn start_with(cell: &Cell, manifest: &str, server: &str) -> (String, bool) {
+    let directory = cell.directory();
+    let (programs, aof) = (directory.join("programs"), directory.join("data/appendonlydir"));
+    fs::create_dir_all(&programs).expect("make a directory");
+    fs::create_dir_all(&aof).expect("make a directory");
+    fs::write(aof.join("a.manifest"), manifest).expect("write the manifest");
+    fs::write(aof.join("a.7.incr.aof"), "torn").expect("write an AOF");
+    fs::write(directory.join("redis.conf"), "tls-port 6379\n").expect("write redis.conf");
+    let noted = directory.join("noted");
+    write_program(
+        &programs,
+        "redis-check-aof",
+        &format!("echo check $1 >>{}; exit 1", noted.display()),
+    );
+    write_program(
+        &programs,
+        "redis-server",
+        &format!("echo server $* >>{}\n{server}", noted.display()),
+    );
+    let path = format!("{}:/usr/bin:/bin", programs.display());
+    let status = Command::new(repository().join("ops/redis-start"))
+        .args([directory.join("redis.conf"), directory.join("data")])
+        .env("PATH", path)
+        .status()
+        .expect("run redis-start");
+    assert!(!directory.join("data/redis-start.busy").exists(), "the mark is left");
+    let text = fs::read_to_string(&noted).expect("read the notes");
+    fs::remove_file(&noted).expect("remove the notes");
+    (text, status.success())
+}
+
+#[test]
+fn the_manifests_of_every_redis_are_read_and_a_load_that_fails_ends_the_start() {
+    let cell = Cell::shared();
+    let ends = "case \"$*\" in *load.sock*) exit 3;; esac";
+    let base = "file a.7.base.rdb seq 7 type b\nfile a.6.incr.aof seq 6 type h\n";
+    for last in
+        ["file a.7.incr.aof seq 7 type i\n", "file a.7.incr.aof seq 7 type i startoffset 12\n"]
+    {
+        let (noted, is_started) = start_with(&cell, &format!("{base}{last}"), ends);
+        let lines: Vec<&str> = noted.lines().collect();
+        assert!(lines[0].starts_with("check") && lines[0].ends_with("a.7.incr.aof"), "{noted}");
+        assert!(lines[1].contains("load.sock") && lines[1].contains("--tls-port 0"), "{noted}");
+        assert_eq!(lines.len(), 2, "it was started after all: {noted}");
+        assert!(!is_started);
+    }
+    let (noted, is_started) = start_with(&cell, base, ends);
+    assert_eq!(noted.lines().count(), 1, "nothing to check: {noted}");
+    assert!(is_started && !noted.contains("load.sock"), "{noted}");
 }
