@@ -16,6 +16,8 @@ const STALE: u32 = 2;
 const SLOW_MAX: Duration = Duration::from_secs(30);
 /// Age up to which a problem is returned again. What was busy may not be any more.
 const PROBLEM_FRESH: Duration = Duration::from_secs(1);
+/// Age up to which an answer is shown if a new one takes longer than a request waits.
+const KEPT_MAX: Duration = Duration::from_secs(600);
 /// Time for which a request waits for an answer.
 const WITHIN: Duration = Duration::from_secs(5);
 /// Questions whose answers are kept unless another number is given.
@@ -100,13 +102,14 @@ impl<K: Hash + Eq, V: Send + Sync + 'static> KeptAnswers<K, V> {
                 slot.latest.send_replace(Some(Arc::new(answer)));
             });
         }
-        if let Some(known) = known.filter(|known| is_fresh || known.is_shown()) {
+        if let Some(known) = known.as_ref().filter(|known| is_fresh || known.is_shown()) {
             return known.answer.clone();
         }
-        let waited = timeout(WITHIN, latest.changed()).await;
+        let is_found = timeout(WITHIN, latest.changed()).await.is_ok_and(|changed| changed.is_ok());
+        // An old answer says how old it is, and none at all helps nobody.
+        let old = known.filter(|known| known.answer.is_ok() && known.at.elapsed() < KEPT_MAX);
+        let found = if is_found { latest.borrow().clone() } else { old };
         let slow = || ProblemDetails::unavailable("this takes longer than usual: try again soon");
-        waited.map_err(|_| slow())?.map_err(|_| slow())?;
-        let found = latest.borrow().clone();
         found.ok_or_else(slow)?.answer.clone()
     }
 
@@ -167,6 +170,21 @@ mod tests {
         assert_eq!(*kept.get("a", || ask(2)).await.expect("at once"), 1);
         advance(Duration::from_secs(6)).await;
         assert_eq!(*kept.get("a", || ask(3)).await.expect("it is waited for"), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_answer_is_better_than_none() {
+        let kept = KeptAnswers::new(Duration::from_secs(1));
+        let slow = |number: u8| async move {
+            sleep(WITHIN * 2).await;
+            Ok(number)
+        };
+        assert!(kept.get("a", || slow(1)).await.is_err(), "there is none yet");
+        advance(WITHIN * 2).await;
+        yield_now().await;
+        assert_eq!(*kept.get("a", || slow(2)).await.expect("found meanwhile"), 1);
+        advance(SLOW_MAX * 2).await;
+        assert_eq!(*kept.get("a", || slow(3)).await.expect("the old one"), 1);
     }
 
     #[tokio::test]
