@@ -90,7 +90,8 @@ impl ConsoleCell {
         });
         let receiver = cell.receiver(&[]).await;
         let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
-        let downstreamer = cell.downstreamer(&backend, &[]).await;
+        // What is held back is in lanes soon, not at the end of a minute.
+        let downstreamer = cell.downstreamer(&backend, &[("PARK_AFTER", "2s")]).await;
         downstreamer.leads().await;
         let accounts = Accounts::new(&cell);
         let mut tokens = BTreeMap::new();

@@ -122,6 +122,15 @@ async fn a_redis_with_a_password_is_repaired_too() {
         answer.is_err_and(|error| error.to_string().contains("NOAUTH"))
     })
     .await;
+    // It asks for the password while it loads, too, and has cut nothing off before that ends.
+    until("redis has loaded", Duration::from_secs(30), async || {
+        let Ok(mut connection) = redis.connection().await else { return false };
+        let mut pipe = redis::pipe();
+        pipe.cmd("AUTH").arg("secret").cmd("GET").arg("before");
+        let answer = pipe.query_async::<(String, String)>(&mut connection).await;
+        answer.is_ok_and(|(_, value)| value == "1")
+    })
+    .await;
     assert_eq!(fs::read(&file).expect("read the AOF"), before);
 }
 
