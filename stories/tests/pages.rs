@@ -99,6 +99,14 @@ fn the_page_of_settings_is_what_the_help_prints() {
 }
 
 #[test]
+fn the_sizes_on_the_page_are_what_the_measured_figures_give() {
+    let checked = Command::new(repository().join("bench/sizing.py")).arg("--check").output();
+    let checked = checked.expect("python3 is missing; install it with: apt-get install python3");
+    let found = [checked.stdout, checked.stderr].concat();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&found));
+}
+
+#[test]
 fn every_source_file_on_a_page_is_there() {
     let tracked = tracked();
     let is_source = |code: &str| {

@@ -1,0 +1,477 @@
+#!/usr/bin/env python3
+"""Sizes cells by calculation: how many, how large, and what breaks first.
+
+  bench/sizing.py                        every table, for the rates of bench/sizing.json
+  bench/sizing.py --rates 120000         for a peak of your own, in webhooks a second
+  bench/sizing.py --set peak_minutes=30 --set machine_memory=64
+  bench/sizing.py --shares 60000         who gets the processor at that offered load on two cores, by CPUWeight=
+                                         of the units (--cores 4; --weight receiver=400)
+  bench/sizing.py --write                writes the tables into docs/sizing.md
+  bench/sizing.py --check                exits with 1 if the page, a source or the arithmetic is wrong
+
+bench/sizing.json has every input with its unit: `measured` names the page of bench/results and the words that
+hold the figure, `assumed` is yours to set. A new measurement: change value, source and quote, and run --write.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS, PAGE = ROOT / "bench/sizing.json", ROOT / "docs/sizing.md"
+GIB, MIB = 1 << 30, 1 << 20
+MICROSECONDS = 1e6
+HOURS_A_MONTH = 730
+CELLS_MAX = 10_000
+# A backlog that is not empty by then is not computed further.
+SIMULATED_SECONDS_MAX = 7 * 86_400
+BEGIN, END = "<!-- sizing.py: {} -->\n", "<!-- sizing.py: end -->"
+
+
+class Wrong(Exception):
+    """An input with which nothing can be computed. The text says what to change."""
+
+
+def read_inputs(path, changes=()):
+    """Returns the file, and its values by name with those of `changes` (NAME=VALUE)."""
+    file = json.loads(path.read_text(encoding="utf-8"))
+    both = {**file["measured"], **file["assumed"]}
+    values = {name: one["value"] for name, one in both.items()}
+    for change in changes:
+        name, _, value = change.partition("=")
+        if name not in values:
+            raise Wrong(f"--set {change}: no input of that name in bench/sizing.json")
+        values[name] = number(change, value)
+    for name, value in values.items():
+        if value <= 0:
+            raise Wrong(f"{name} is {value}: every input must be above 0")
+    return file, SimpleNamespace(**values)
+
+
+def number(what, text):
+    try:
+        return float(text)
+    except ValueError:
+        raise Wrong(f"{what}: write NAME=NUMBER") from None
+
+
+# --- The backlog over time ------------------------------------------------------------------------
+
+
+def simulate(values, peak, drain):
+    """Plays a peak second by second. Returns the backlog at the end of each second from the peak's begin on,
+    until it is empty."""
+    base, length = peak * values.base_share, round(values.peak_minutes * 60)
+    if drain <= base:
+        raise Wrong(f"a drain of {drain:,.0f}/s is not above the load of {base:,.0f}/s after the peak, so the queue "
+                    "never empties: raise backend_share or kafka_share, or lower base_share")
+    backlog, course = 0.0, []
+    for second in range(SIMULATED_SECONDS_MAX):
+        arrived = peak if second < length else base
+        backlog = max(0.0, backlog + arrived - drain)
+        course.append(backlog)
+        if second >= length and backlog == 0:
+            return course
+    raise Wrong(f"the queue is not empty {SIMULATED_SECONDS_MAX // 86_400} days after the peak")
+
+
+# --- A cell ---------------------------------------------------------------------------------------
+
+
+def redis_us(values, small=False):
+    """Time of Redis' only thread for a webhook stored: CPU, and its part of the wait for the disk."""
+    cpu, fsync, size = ((values.redis_ingest_small_us, values.fsync_small_us, 64 << 10) if small
+                        else (values.redis_ingest_us, values.fsync_us, MIB))
+    return cpu + fsync * values.aof_bytes / size
+
+
+def consumer(values, kind):
+    """Returns the consumer's name, its CPU and Redis' for a webhook (µs), its highest rate, and the share of the
+    peak that it is to take."""
+    if kind == "backend":
+        return SimpleNamespace(name="downstreamer", us=values.downstreamer_us, redis_us=values.redis_delivery_us,
+                               most=values.downstreamer_max, share=values.backend_share)
+    return SimpleNamespace(name="kafka_producer", us=values.kafka_producer_us, redis_us=values.redis_kafka_us,
+                           most=values.kafka_producer_max, share=values.kafka_share)
+
+
+def cell(values, kind, peak, backlog, cells):
+    """Returns what each of so many cells needs."""
+    drain = consumer(values, kind)
+    rate, out = peak / cells, peak * drain.share / cells
+    wire = values.body_bytes + values.header_bytes
+    need = SimpleNamespace(cells=cells, kind=kind, rate=rate, out=out, consumer=drain.name)
+    need.receiver = rate * values.receiver_us * values.tls_factor / MICROSECONDS
+    need.redis = (rate * redis_us(values) + out * drain.redis_us) / MICROSECONDS
+    need.consumer_cores = out * drain.us / MICROSECONDS
+    # Redis has one thread and gets a whole core: its wait for the disk is not another's time.
+    need.cores = (need.receiver + need.consumer_cores) / values.headroom + 1
+    need.backlog = backlog / cells
+    need.maxmemory = math.ceil(need.backlog * values.memory_bytes / GIB * 1.1 + values.dead_max)
+    need.memory = math.ceil(max(need.maxmemory * values.memory_factor, 2 * need.maxmemory + 1))
+    need.space = math.ceil((values.aof_factor + 1) * need.maxmemory + 5)
+    need.disk = rate * values.aof_bytes / 1e6
+    need.gbit_in, need.gbit_out = (one * wire * 8 / 1e9 for one in (rate, out))
+    need.use = {
+        "Redis' core": need.redis / values.headroom,
+        "cores": need.cores / values.machine_cores,
+        "memory": need.memory / values.machine_memory,
+        "network": max(need.gbit_in, need.gbit_out) / values.machine_network / values.headroom,
+        "disk bandwidth": need.disk / values.machine_disk / values.headroom,
+        "disk space": need.space / values.machine_space,
+        drain.name: out / drain.most / values.headroom,
+    }
+    return need
+
+
+def plan(values, kind, peak):
+    """Returns the fewest cells of which none needs more than a machine has."""
+    course = simulate(values, peak, peak * consumer(values, kind).share)
+    for cells in range(1, CELLS_MAX):
+        need = cell(values, kind, peak, max(course), cells)
+        if max(need.use.values()) <= 1:
+            break
+    else:
+        raise Wrong(f"{CELLS_MAX:,} cells are too few for {peak:,.0f}/s: the machine of bench/sizing.json is too small")
+    need.peak, need.course = peak, course
+    need.by_use = sorted(need.use.items(), key=lambda one: -one[1])
+    need.machine_cores = max(2, 2 * math.ceil(need.cores / 2))
+    hourly = need.machine_cores * values.price_core + need.memory * values.price_memory
+    need.cost = cells * (hourly * HOURS_A_MONTH + need.space * values.price_disk)
+    need.brokers = brokers(values, peak) if kind == "kafka" else None
+    return need
+
+
+def brokers(values, peak):
+    """Returns what Kafka needs for the records of all cells."""
+    rate, base = peak * values.kafka_share, peak * values.base_share
+    written = rate * values.record_bytes * values.replicas
+    read = rate * values.record_bytes * (values.replicas - 1 + values.reader_groups)
+    need = {
+        "cores": rate * values.broker_us * values.replicas / MICROSECONDS / values.broker_cores,
+        "disk bandwidth": written / 1e6 / values.broker_disk,
+        "network": max(written, read) * 8 / 1e9 / values.machine_network,
+    }
+    count = max(math.ceil(values.replicas), *(math.ceil(one / values.headroom) for one in need.values()))
+    seconds = values.retention_hours * 3600
+    peaks = math.ceil(values.retention_hours / 24 * values.peaks_a_day)
+    records = base * seconds + peaks * (peak - base) * values.peak_minutes * 60
+    space = records * values.record_bytes * values.replicas / values.headroom / GIB
+    partitions = max(rate * values.record_bytes / 1e6 / values.partition_rate, rate / values.reader_rate, count)
+    hourly = values.broker_cores * values.price_core + values.broker_memory * values.price_memory
+    return SimpleNamespace(
+        count=count, first=max(need, key=need.get), partitions=count * math.ceil(partitions / count),
+        written=written / 1e6 / count, read=read / 1e6 / count, space=math.ceil(space / count),
+        cost=count * hourly * HOURS_A_MONTH + space * values.price_disk)
+
+
+# --- Shares of a machine --------------------------------------------------------------------------
+
+UNITS = {"receiver": "spillway-receiver", "redis": "spillway-redis", "downstreamer": "spillway-downstreamer"}
+
+
+def weights():
+    """Returns CPUWeight= of the units; systemd's default is 100."""
+    found = {}
+    for name, unit in UNITS.items():
+        text = (ROOT / f"ops/systemd/{unit}.service").read_text(encoding="utf-8")
+        weight = re.search(r"^CPUWeight=(\d+)", text, re.MULTILINE)
+        found[name] = int(weight[1]) if weight else 100
+    return found
+
+
+def fill(demands, weight, cores):
+    """Divides the cores by weight. What one doesn't use, the others get: shares of a work-conserving scheduler."""
+    given, left = {}, cores
+    open_ones = dict(demands)
+    while open_ones:
+        total = sum(weight[name] for name in open_ones)
+        sated = [name for name, demand in open_ones.items() if demand <= left * weight[name] / total]
+        if not sated:
+            given.update({name: left * weight[name] / total for name in open_ones})
+            break
+        for name in sated:
+            given[name] = open_ones.pop(name)
+            left -= given[name]
+    return given
+
+
+def shares(values, offered, cores, weight):
+    """Returns stored and delivered a second and the shares, while a backlog waits for a backend that answers at
+    once. Where Redis can't do what is asked of it, intake and delivery are slowed alike."""
+    low, high = 0.0, 1.0
+    found = at_pace(values, offered, cores, weight, high)
+    if found.is_enough:
+        return found
+    for _ in range(40):
+        middle = (low + high) / 2
+        found = at_pace(values, offered, cores, weight, middle)
+        low, high = (middle, high) if found.is_enough else (low, middle)
+    return at_pace(values, offered, cores, weight, low)
+
+
+def at_pace(values, offered, cores, weight, pace):
+    """Divides the cores if intake and delivery ask for this part of what they want."""
+    wanted = {"receiver": pace * offered * values.receiver_us / MICROSECONDS,
+              "downstreamer": pace * values.downstreamer_max * values.downstreamer_us / MICROSECONDS}
+    found = SimpleNamespace(stored=pace * offered, delivered=pace * values.downstreamer_max)
+    for _ in range(60):
+        work = (found.stored * values.redis_ingest_us + found.delivered * values.redis_delivery_us) / MICROSECONDS
+        found.given = fill({**wanted, "redis": work}, weight, cores)
+        stored = found.given["receiver"] * MICROSECONDS / values.receiver_us
+        delivered = found.given["downstreamer"] * MICROSECONDS / values.downstreamer_us
+        found.stored, found.delivered = (found.stored + stored) / 2, (found.delivered + delivered) / 2
+    # The wait for the disk is time of Redis' thread, and no processor's.
+    waiting = found.stored * (redis_us(values) - values.redis_ingest_us) / MICROSECONDS
+    found.is_enough = found.given["redis"] >= work * 0.999 and work + waiting <= 1
+    return found
+
+
+def shares_table(values, offered, cores, weight):
+    lines = [f"{cores:g} cores; CPUWeight= " + ", ".join(f"{name} {one:g}" for name, one in weight.items()), "",
+             "| offered/s | stored/s | delivered/s | receiver | Redis | downstreamer |", "|---|---|---|---|---|---|"]
+    for rate in [offered * step / 4 for step in (1, 2, 3, 4)]:
+        found = shares(values, rate, cores, weight)
+        parts = " | ".join(f"{found.given[name]:.2f}" for name in UNITS)
+        lines.append(f"| {rate:,.0f} | {found.stored:,.0f} | {found.delivered:,.0f} | {parts} |")
+    return "\n".join(lines) + "\n"
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def amount(value):
+    """Two digits or three: 0.42, 3.1, 42, 139,000."""
+    if value >= 1000:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def plain(value):
+    """A number of the inputs, as it stands there."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.12g}"
+
+
+def duration(seconds):
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def limits_table(values):
+    """Highest rate of one cell by each part that ends it."""
+    room = values.headroom
+    wire = (values.body_bytes + values.header_bytes) * 8
+    waiting = (values.machine_memory / values.memory_factor - values.dead_max) / 1.1 * GIB / values.memory_bytes
+    receiver = values.receiver_us * values.tls_factor
+    rows = [
+        ("Redis' only thread, full packs", f"{amount(room * MICROSECONDS / redis_us(values))}/s",
+         f"{values.redis_ingest_us:g} µs of CPU, {amount(redis_us(values) - values.redis_ingest_us)} µs of waiting for the disk"),
+        ("the same, small packs", f"{amount(room * MICROSECONDS / redis_us(values, small=True))}/s",
+         "those of 64 connections; they fill up as the load grows"),
+        ("network", f"{amount(room * values.machine_network * 1e9 / wire)}/s",
+         f"{values.machine_network:g} Gbit/s, {amount(wire / 8)} bytes each"),
+        ("receiver", f"{amount(room * MICROSECONDS / receiver)}/s for each core",
+         f"{receiver:.1f} µs with TLS"),
+        ("disk", f"{amount(room * values.machine_disk * 1e6 / values.aof_bytes)}/s",
+         f"{values.machine_disk:g} MB/s, {plain(values.aof_bytes)} bytes each"),
+        ("downstreamer", f"{amount(room * values.downstreamer_max)}/s delivered",
+         f"a cell has one; {room:g} of what was measured"),
+        ("kafka_producer", f"{amount(room * values.kafka_producer_max)}/s written", "the same"),
+        ("memory", f"{amount(waiting / 1e6)} million waiting",
+         f"{values.machine_memory:g} GiB, of which {values.machine_memory / values.memory_factor:.0f} are `maxmemory`"),
+    ]
+    return table(["part of a cell", "limit", "by"], rows)
+
+
+def sizes_table(values, kind, rates):
+    plans = [plan(values, kind, rate) for rate in rates]
+
+    def row(name, text):
+        return [name, *(text(one) for one in plans)]
+
+    first = plans[0].consumer
+    to = "to the backend" if kind == "backend" else "into Kafka"
+    rows = [
+        row(f"{to}", lambda one: f"{one.peak * consumer(values, kind).share:,.0f}/s"),
+        row("**cells**", lambda one: f"**{one.cells}**"),
+        row("cells, if none is to exceed the highest measured rate", lambda one: f"{math.ceil(one.peak / values.cell_max)}"),
+        row("breaks first (of its limit)", lambda one: f"{one.by_use[0][0]} ({one.by_use[0][1]:.0%})"),
+        row("breaks next", lambda one: f"{one.by_use[1][0]} ({one.by_use[1][1]:.0%})"),
+        row("intake of a cell", lambda one: f"{amount(one.rate)}/s"),
+        row("receiver, cores", lambda one: amount(one.receiver)),
+        row("Redis, of its one core", lambda one: amount(one.redis)),
+        row(f"{first}, cores", lambda one: amount(one.consumer_cores)),
+        row("cores of a cell, with headroom", lambda one: f"{one.machine_cores}"),
+        row("waiting in a cell at most", lambda one: f"{amount(one.backlog / 1e6)} million"),
+        row("`maxmemory`", lambda one: f"{one.maxmemory} GiB"),
+        row("memory of a cell", lambda one: f"{one.memory} GiB"),
+        row("disk of a cell, space", lambda one: f"{one.space} GiB"),
+        row("disk of a cell, written", lambda one: f"{amount(one.disk)} MB/s"),
+        row("network of a cell, in and out", lambda one: f"{amount(one.gbit_in)} and {amount(one.gbit_out)} Gbit/s"),
+    ]
+    if kind == "kafka":
+        rows += [
+            row("brokers", lambda one: f"{one.brokers.count}"),
+            row("their number is set by", lambda one: one.brokers.first),
+            row("partitions", lambda one: f"{one.brokers.partitions}"),
+            row("a broker, written and read", lambda one: f"{amount(one.brokers.written)} and {amount(one.brokers.read)} MB/s"),
+            row("a broker, space", lambda one: f"{amount(one.brokers.space)} GiB"),
+            row("price of the brokers, a month", lambda one: amount(one.brokers.cost)),
+        ]
+    rows.append(row("price of the cells, a month", lambda one: amount(one.cost)))
+    return table([f"peak of {values.peak_minutes:g} minutes", *(f"{rate:,.0f}/s" for rate in rates)], rows)
+
+
+def backlog_table(values, rates):
+    plans = [plan(values, kind, rate) for kind in ("backend", "kafka") for rate in rates]
+    length = round(values.peak_minutes * 60)
+    moments = [length // 2, length, *(length + 60 * minutes for minutes in (20, 50, 110, 170))]
+
+    def at(one, second):
+        return f"{amount(one.course[second - 1] / 1e6)} M" if second <= len(one.course) and one.course[second - 1] else "0"
+
+    rows = [[f"{second // 60} min", *(at(one, second) for one in plans)] for second in moments]
+    rows.append(["empty after", *(duration(len(one.course)) for one in plans)])
+    rows.append(["the last of the peak waits", *(duration(max(one.course) / (one.out * one.cells)) for one in plans)])
+    names = {"backend": "backend", "kafka": "Kafka"}
+    return table(["since the peak began", *(f"{one.peak:,.0f}/s, {names[one.kind]}" for one in plans)], rows)
+
+
+def measured_table(file):
+    rows = []
+    for one in file["measured"].values():
+        page = one["source"]
+        name = page.removeprefix("bench/results/")
+        rows.append([one["about"], f"{plain(one['value'])} {one['unit']}", f"[{name}](../{page})"])
+    return table(["measured", "", "page"], rows)
+
+
+def assumed_table(file):
+    rows = [[f"`{name}`", one["about"], f"{plain(one['value'])} {one['unit']}".strip()] for name, one in file["assumed"].items()]
+    return table(["assumed", "", ""], rows)
+
+
+def blocks(file, values, rates):
+    """Returns the tables by the name of their place on the page."""
+    return {
+        "limits": limits_table(values),
+        "backend": sizes_table(values, "backend", rates),
+        "kafka": sizes_table(values, "kafka", rates),
+        "backlog": backlog_table(values, rates),
+        "measured": measured_table(file),
+        "assumed": assumed_table(file),
+    }
+
+
+def filled(text, made):
+    """Returns the page with each table in its place."""
+    for name, lines in made.items():
+        begin = BEGIN.format(name)
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(END)
+        if not found or not closed:
+            raise Wrong(f"docs/sizing.md has no place for the table: {begin.strip()} … {END}")
+        text = f"{before}{begin}\n{lines}\n{END}{after}"
+    return text
+
+
+# --- The check ------------------------------------------------------------------------------------
+
+
+def problems(file, values, rates):
+    """Returns what is wrong with the sources, the arithmetic and the page."""
+    found = []
+    for name, one in file["measured"].items():
+        page = ROOT / one["source"]
+        if not page.is_file():
+            found.append(f"{name}: there is no {one['source']}")
+        elif one["quote"] not in page.read_text(encoding="utf-8"):
+            found.append(f"{name}: {one['source']} does not contain {one['quote']!r}")
+        digits = re.findall(r"\d[\d,]*\.?\d*", one["quote"])
+        if one["value"] not in [float(text.replace(",", "")) for text in digits]:
+            found.append(f"{name}: {one['value']} is not in its quote {one['quote']!r}")
+    found += arithmetic(values, rates)
+    text = PAGE.read_text(encoding="utf-8")
+    if filled(text, blocks(file, values, rates)) != text:
+        found.append("docs/sizing.md is old; write it with: bench/sizing.py --write")
+    return found
+
+
+def arithmetic(values, rates):
+    """Compares what is computed with what can be known otherwise."""
+    found = []
+
+    def expect(is_true, text):
+        if not is_true:
+            found.append(text)
+
+    for kind in ("backend", "kafka"):
+        for peak in rates:
+            share = consumer(values, kind).share
+            one, length = plan(values, kind, peak), round(values.peak_minutes * 60)
+            expected = peak * (1 - share) * length
+            expect(abs(max(one.course) - expected) < 1, f"{kind} {peak}: the highest backlog is not {expected:,.0f}")
+            empty = length + expected / (peak * (share - values.base_share))
+            expect(abs(len(one.course) - empty) <= 1, f"{kind} {peak}: empty after {len(one.course)}, not {empty:.0f} s")
+            expect(max(one.use.values()) <= 1, f"{kind} {peak}: more is used than a machine has")
+            fewer = one.cells > 1 and cell(values, kind, peak, max(one.course), one.cells - 1)
+            expect(not fewer or max(fewer.use.values()) > 1, f"{kind} {peak}: a cell less would do")
+    equal = fill({"a": 5.0, "b": 0.5, "c": 5.0}, {"a": 300, "b": 100, "c": 100}, 2.0)
+    expect(equal == {"a": 1.2, "b": 0.4, "c": 0.4}, f"shares of 2 cores: {equal}")
+    idle = fill({"a": 0.5, "b": 1.0}, {"a": 1000, "b": 1}, 2.0)
+    expect(idle == {"a": 0.5, "b": 1.0}, f"with free cores each gets what it asks for, not {idle}")
+    return found
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figures", type=Path, default=INPUTS, help="a file in place of bench/sizing.json")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another value of an input")
+    parser.add_argument("--rates", metavar="N,N", help="peaks, in webhooks a second")
+    parser.add_argument("--shares", type=float, metavar="N", help="who gets the processor, up to N offered a second")
+    parser.add_argument("--cores", type=float, default=2, help="cores for --shares")
+    parser.add_argument("--weight", action="append", default=[], metavar="NAME=N", help="another CPUWeight= for --shares")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/sizing.md")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if docs/sizing.md is old")
+    return parser.parse_args()
+
+
+def run(args):
+    file, values = read_inputs(args.figures, args.set)
+    rates = [number("--rates", one) for one in args.rates.split(",")] if args.rates else file["rates"]
+    if (args.write or args.check) and (args.set or args.rates or args.figures != INPUTS):
+        raise Wrong("--write and --check are for bench/sizing.json as it is: change the file")
+    if args.shares:
+        weight = weights()
+        for change in args.weight:
+            name, _, value = change.partition("=")
+            if name not in weight:
+                raise Wrong(f"--weight {change}: the names are {', '.join(weight)}")
+            weight[name] = number(f"--weight {change}", value)
+        print(shares_table(values, args.shares, args.cores, weight), end="")
+    elif args.check:
+        found = problems(file, values, rates)
+        print("\n".join(found) if found else "docs/sizing.md is what bench/sizing.json gives")
+        return 1 if found else 0
+    elif args.write:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(file, values, rates)), encoding="utf-8")
+        print("written to docs/sizing.md")
+    else:
+        print("\n".join(blocks(file, values, rates).values()), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run(arguments()))
+    except Wrong as wrong:
+        sys.exit(f"sizing: {wrong}")
