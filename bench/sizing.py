@@ -91,12 +91,12 @@ def redis_us(values, small=False):
 
 def consumer(values, kind):
     """Returns the consumer's name, its CPU and Redis' for a webhook (µs), its highest rate, and the share of the
-    peak that it is to take."""
+    peak that it takes, which is never more than there is."""
     if kind == "backend":
         return SimpleNamespace(name="downstreamer", us=values.downstreamer_us, redis_us=values.redis_delivery_us,
-                               most=values.downstreamer_max, share=values.backend_share)
+                               most=values.downstreamer_max, share=min(1, values.backend_share))
     return SimpleNamespace(name="kafka_producer", us=values.kafka_producer_us, redis_us=values.redis_kafka_us,
-                           most=values.kafka_producer_max, share=values.kafka_share)
+                           most=values.kafka_producer_max, share=min(1, values.kafka_share))
 
 
 def cell(values, kind, peak, backlog, cells):
@@ -148,7 +148,7 @@ def plan(values, kind, peak):
 
 def brokers(values, peak):
     """Returns what Kafka needs for the records of all cells."""
-    rate, base = peak * values.kafka_share, peak * values.base_share
+    rate, base = peak * consumer(values, "kafka").share, peak * values.base_share
     written = rate * values.record_bytes * values.replicas
     read = rate * values.record_bytes * (values.replicas - 1 + values.reader_groups)
     need = {
@@ -348,15 +348,16 @@ def backlog_table(values, rates):
 
 def measured_table(file):
     rows = []
-    for one in file["measured"].values():
+    for key, one in file["measured"].items():
         page = one["source"]
         name = page.removeprefix("bench/results/")
-        rows.append([one["about"], f"{plain(one['value'])} {one['unit']}", f"[{name}](../{page})"])
-    return table(["measured", "", "page"], rows)
+        rows.append([f"`{key}`", one["about"], f"{plain(one['value'])} {one['unit']}", f"[{name}](../{page})"])
+    return table(["measured", "", "", "page"], rows)
 
 
 def assumed_table(file):
-    rows = [[f"`{name}`", one["about"], f"{plain(one['value'])} {one['unit']}".strip()] for name, one in file["assumed"].items()]
+    rows = [[f"`{name}`", one["about"], f"{plain(one['value'])} {one['unit']}".strip()]
+            for name, one in file["assumed"].items()]
     return table(["assumed", "", ""], rows)
 
 
