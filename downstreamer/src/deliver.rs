@@ -239,6 +239,10 @@ impl DeliveryClient {
         // With HTTP/2, Host must not be sent in addition to `:authority`: nginx answers 400. If the
         // connection is HTTP/1.1 after all, the client adds the URL's host.
         let (uri, host) = match &self.client {
+            // The URL of an empty target would be empty, too.
+            BackendClient::Http1(_, host) if target.as_str() == "/" => {
+                (Uri::default(), Some(host.clone()))
+            }
             BackendClient::Http1(_, host) => (Uri::from(target), Some(host.clone())),
             BackendClient::Http2(_) => {
                 let mut uri = http::uri::Parts::default();
