@@ -5,8 +5,6 @@
 //! took the request over. Any other failure is an outcome of the attempt.
 
 mod idle;
-#[cfg(test)]
-mod tests;
 mod wire;
 
 use std::sync::Arc;
@@ -127,3 +125,6 @@ async fn finish(
         idle.put(connection);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -490,5 +490,6 @@ mod tests {
         assert!(mistakes(&bounds).contains("MIN_CONCURRENCY"));
         assert_eq!(mistakes(&["--shop-max-rate", "5", "--max-rate", "50"]), "");
         assert!(mistakes(&["--max-rate", "0"]).contains("MAX_RATE"));
+        assert!(mistakes(&["--delivery-threads", "2"]).contains("DELIVERY_THREADS"));
     }
 }
