@@ -36,12 +36,16 @@ const _: () = assert!(
 const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
 /// Time after which an idle pooled connection is closed: by then the other side has likely closed
 /// it.
-const IDLE_CONNECTION: Duration = Duration::from_secs(30);
+pub(crate) const IDLE_CONNECTION: Duration = Duration::from_secs(30);
 
-type BoxError = Box<dyn Error + Send + Sync>;
+/// Error of any kind.
+pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Connector for http and https.
+pub(crate) type BackendConnector = LeasedConnector<HttpsConnector<HttpConnector>>;
 
 /// Client with a connection pool.
-pub(crate) type LeasedClient<B> = Client<LeasedConnector<HttpsConnector<HttpConnector>>, B>;
+pub(crate) type LeasedClient<B> = Client<BackendConnector, B>;
 
 /// Function that returns true if the lease holds now.
 pub(crate) type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -71,12 +75,8 @@ pub(crate) struct ClientOptions {
 }
 
 impl ClientOptions {
-    /// Client with a new connection pool.
-    pub(crate) fn client<B>(self, lease: LeaseCheck) -> LeasedClient<B>
-    where
-        B: Body + Send,
-        B::Data: Send,
-    {
+    /// Connector with these properties.
+    pub(crate) fn connector(self, lease: LeaseCheck) -> BackendConnector {
         let connect_max = self.timeout.min(CONNECT_MAX);
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
@@ -92,6 +92,15 @@ impl ClientOptions {
         } else {
             https.enable_http1().wrap_connector(connector)
         };
+        LeasedConnector::new(https, connect_max, lease)
+    }
+
+    /// Client with a new connection pool.
+    pub(crate) fn client<B>(self, lease: LeaseCheck) -> LeasedClient<B>
+    where
+        B: Body + Send,
+        B::Data: Send,
+    {
         Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -102,7 +111,7 @@ impl ClientOptions {
             // Only for a pooled connection that was closed before a byte was sent: sending again
             // repeats nothing.
             .retry_canceled_requests(true)
-            .build(LeasedConnector::new(https, connect_max, lease))
+            .build(self.connector(lease))
     }
 }
 

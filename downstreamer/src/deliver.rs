@@ -9,10 +9,10 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use http::header::{HOST, RETRY_AFTER};
+use http::response::Parts;
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use spillway_consumer::LeaderHandle;
 use spillway_delivery::Dispatch;
 use spillway_queue::leader::boottime;
@@ -23,34 +23,45 @@ use spillway_webhook::pack::Record;
 use tokio::time::Instant;
 
 use crate::access::BackendHeaders;
+use crate::answer::AnswerBytes;
 use crate::backend::Backend;
 use crate::body::LeasedBody;
 use crate::connect::{ClientOptions, LeaseCheck, LeaseLost, LeasedClient, tls};
 use crate::content::PackBytes;
 use crate::judge::{AttemptOutcome, parse_scope};
 use crate::payload::{Payload, PayloadFetcher, PayloadResult};
+use crate::pool::{BackendPool, ExchangeError};
 use crate::settings::DownstreamerSettings;
 use crate::trace::AttemptTrace;
 
 /// Response header of a 429 or 503 that limits a pause to one resource, one shop or all.
 const PAUSE: HeaderName = HeaderName::from_static("spillway-pause");
-/// Bytes of an answer that are kept for a dead letter.
-const ANSWER_KEPT_BYTES: usize = 1024;
-/// Bytes of an answer that are read. A connection with more on it is not used again.
-const ANSWER_READ_BYTES: usize = 64 << 10;
-const _: () = assert!(ANSWER_KEPT_BYTES <= ANSWER_READ_BYTES, "what is kept was read");
+/// Headers that are added to every delivery.
+const ID: HeaderName = HeaderName::from_static("spillway-id");
+const ATTEMPT: HeaderName = HeaderName::from_static("spillway-attempt");
+const RECEIVED_AT: HeaderName = HeaderName::from_static("spillway-received-at");
+/// Most headers that are added to a delivery, except those of `BACKEND_HEADERS_FILE`.
+const ADDED_MAX: usize = 8;
 
 /// Sends webhooks to one backend.
 pub(crate) struct DeliveryClient {
     backend: Backend,
     timeout: Duration,
-    client: LeasedClient<LeasedBody>,
+    client: BackendClient,
     payloads: PayloadFetcher,
     /// `BACKEND_HEADERS_FILE`.
     headers: Option<Arc<BackendHeaders>>,
     lease: LeaseCheck,
     /// Leadership of this instance, while it leads.
     leader: Arc<ArcSwapOption<LeaderHandle>>,
+}
+
+/// Connections to the backend.
+enum BackendClient {
+    /// HTTP/1.1 alone. `Host` has this value.
+    Http1(Box<BackendPool>, HeaderValue),
+    /// HTTP/2 if the backend offers it in the TLS handshake. Also for `discard:`, where nothing is sent.
+    Http2(Box<LeasedClient<LeasedBody>>),
 }
 
 /// One attempt to deliver a webhook.
@@ -127,7 +138,14 @@ impl DeliveryClient {
             let leader = leader.clone();
             Arc::new(move || leader.load().as_ref().is_some_and(|one| one.holds(boottime())))
         };
-        let client = options.client(lease.clone());
+        let client = match &backend {
+            Backend::Http { scheme, authority, host, .. } if !takes_http2(&backend) => {
+                let host = HeaderValue::try_from(host)?;
+                let pool = BackendPool::new(options, scheme, authority, lease.clone());
+                BackendClient::Http1(Box::new(pool), host)
+            }
+            _ => BackendClient::Http2(Box::new(options.client(lease.clone()))),
+        };
         let payloads = PayloadFetcher::new(settings.payloads.as_ref(), timeout, lease.clone())?;
         let headers = settings.access.headers.clone();
         Ok(Self { backend, timeout, client, payloads, headers, lease, leader })
@@ -177,13 +195,18 @@ impl DeliveryClient {
     }
 
     async fn send(&self, request: Request<LeasedBody>) -> (AttemptOutcome, Vec<u8>) {
-        let response = match self.client.request(request).await {
-            Ok(response) => response,
+        let exchanged = match &self.client {
+            BackendClient::Http1(pool, _) => pool.exchange(request).await,
+            BackendClient::Http2(client) => exchange(client, request).await,
+        };
+        let (head, answer) = match exchanged {
+            Ok(answered) => answered,
+            // Half an answer may mean that the backend did half of the work.
             Err(error) => {
                 tracing::debug!(?error, "delivery broke");
                 let outcome = if LeaseLost::is_cause_of(&error) {
                     AttemptOutcome::LeaseLost
-                } else if error.is_connect() {
+                } else if matches!(error, ExchangeError::Unconnected(_)) {
                     AttemptOutcome::Unconnected
                 } else {
                     AttemptOutcome::Broken
@@ -191,18 +214,11 @@ impl DeliveryClient {
                 return (outcome, Vec::new());
             }
         };
-        let status = response.status().as_u16();
-        let text = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let text = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
         let retry_after = text(RETRY_AFTER).map(ToOwned::to_owned);
         let pauses = text(PAUSE).and_then(parse_scope);
-        match read_answer(response.into_body()).await {
-            Ok(answer) => (AttemptOutcome::Answered { status, retry_after, pauses }, answer),
-            // Half an answer may mean that the backend did half of the work.
-            Err(error) => {
-                tracing::debug!(%error, "the answer broke off");
-                (AttemptOutcome::Broken, Vec::new())
-            }
-        }
+        let status = head.status.as_u16();
+        (AttemptOutcome::Answered { status, retry_after, pauses }, answer.into_kept())
     }
 
     /// Builds the request. `None` if the backend is `discard:`.
@@ -211,7 +227,7 @@ impl DeliveryClient {
         job: &DeliveryJob,
         payload: Option<&Bytes>,
     ) -> Result<Option<Request<LeasedBody>>, Unsendable> {
-        let Backend::Http { scheme, authority, path, host, .. } = &self.backend else {
+        let Backend::Http { scheme, authority, path, .. } = &self.backend else {
             return Ok(None);
         };
         let record = &job.record;
@@ -220,18 +236,26 @@ impl DeliveryClient {
         target.extend_from_slice(&record.target);
         let target =
             PathAndQuery::from_maybe_shared(Bytes::from(target)).map_err(|_| Unsendable)?;
-        let mut uri = http::uri::Parts::default();
-        uri.scheme = Some(scheme.clone());
-        uri.authority = Some(authority.clone());
-        uri.path_and_query = Some(target);
-        let uri = Uri::from_parts(uri).map_err(|_| Unsendable)?;
+        // With HTTP/2, Host must not be sent in addition to `:authority`: nginx answers 400. If the
+        // connection is HTTP/1.1 after all, the client adds the URL's host.
+        let (uri, host) = match &self.client {
+            // The URL of an empty target would be empty, too.
+            BackendClient::Http1(_, host) if target.as_str() == "/" => {
+                (Uri::default(), Some(host.clone()))
+            }
+            BackendClient::Http1(_, host) => (Uri::from(target), Some(host.clone())),
+            BackendClient::Http2(_) => {
+                let mut uri = http::uri::Parts::default();
+                uri.scheme = Some(scheme.clone());
+                uri.authority = Some(authority.clone());
+                uri.path_and_query = Some(target);
+                (Uri::from_parts(uri).map_err(|_| Unsendable)?, None)
+            }
+        };
         let body = payload.unwrap_or(&record.body).clone();
         let mut request = Request::new(LeasedBody::new(body, self.lease.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
-        // With HTTP/2, Host must not be sent in addition to `:authority`: nginx answers 400. If the
-        // connection is HTTP/1.1 after all, the client adds the URL's host.
-        let host = (!takes_http2(&self.backend)).then_some(host.as_str());
         *request.headers_mut() = headers(record, job, host);
         if let Some(trace) = &job.trace {
             request.headers_mut().insert(TRACEPARENT, trace.traceparent());
@@ -258,11 +282,11 @@ fn takes_http2(backend: &Backend) -> bool {
 }
 
 /// Headers as received, except `Host`, with those that are added to every delivery.
-fn headers(record: &Record, job: &DeliveryJob, host: Option<&str>) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(record.headers.len() + 7);
+fn headers(record: &Record, job: &DeliveryJob, host: Option<HeaderValue>) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(record.headers.len() + ADDED_MAX);
     let own = |text: String| HeaderValue::try_from(text).expect("BUG: our values are plain text");
     if let Some(host) = host {
-        headers.insert(HOST, own(host.to_owned()));
+        headers.insert(HOST, host);
     }
     for (name, value) in &record.headers {
         let (Ok(name), Ok(value)) =
@@ -275,9 +299,9 @@ fn headers(record: &Record, job: &DeliveryJob, host: Option<&str>) -> HeaderMap 
             headers.append(name, value);
         }
     }
-    headers.insert("spillway-id", own(job.webhook.to_string()));
-    headers.insert("spillway-attempt", own(job.dispatch.attempt.to_string()));
-    headers.insert("spillway-received-at", own(rfc3339(record.received_at_ms)));
+    headers.insert(ID, own(job.webhook.to_string()));
+    headers.insert(ATTEMPT, own(job.dispatch.attempt.to_string()));
+    headers.insert(RECEIVED_AT, own(rfc3339(record.received_at_ms)));
     if job.dispatch.older > 0 {
         headers.insert("spillway-coalesced", own(job.dispatch.older.to_string()));
     }
@@ -287,18 +311,26 @@ fn headers(record: &Record, job: &DeliveryJob, host: Option<&str>) -> HeaderMap 
     headers
 }
 
-/// Reads an answer to its end, up to `ANSWER_READ_BYTES`, and keeps its first bytes.
-async fn read_answer(mut body: Incoming) -> Result<Vec<u8>, hyper::Error> {
-    let mut kept = Vec::new();
-    let mut read = 0;
+/// Sends a request by a client that drives its connections itself, and reads the answer up to its
+/// bound.
+async fn exchange(
+    client: &LeasedClient<LeasedBody>,
+    request: Request<LeasedBody>,
+) -> Result<(Parts, AnswerBytes), ExchangeError> {
+    let response = client.request(request).await.map_err(|error| {
+        if error.is_connect() {
+            ExchangeError::Unconnected(error.into())
+        } else {
+            ExchangeError::Broken(error.into())
+        }
+    })?;
+    let (head, mut body) = response.into_parts();
+    let mut answer = AnswerBytes::default();
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
-        let room = ANSWER_KEPT_BYTES - kept.len();
-        kept.extend_from_slice(&data[..data.len().min(room)]);
-        read += data.len();
-        if read > ANSWER_READ_BYTES {
+        answer.add(frame.map_err(|error| ExchangeError::Broken(error.into()))?);
+        if answer.is_full() {
             break;
         }
     }
-    Ok(kept)
+    Ok((head, answer))
 }

@@ -2,11 +2,12 @@
 //! that the backend can bear.
 //!
 //! `leadership` loads what Redis holds and starts a `worker`, which carries out the decisions of the
-//! delivery core (`spillway_delivery`): `intake` → `classify` → core → `deliver` (`payload`, `connect`) →
-//! `judge` → core → `translate`. Also: `reader` (packs and chunks that the core asks for), `controls` (set by an
+//! delivery core (`spillway_delivery`): `intake` → `classify` → core → `deliver` (`payload`, `pool`, `connect`)
+//! → `judge` → core → `translate`. Also: `reader` (packs and chunks that the core asks for), `controls` (set by an
 //! operator), `status` and `trace` (spans of deliveries).
 
 mod access;
+mod answer;
 mod backend;
 mod body;
 mod classify;
@@ -20,6 +21,7 @@ mod leadership;
 mod metrics;
 mod names;
 mod payload;
+mod pool;
 mod reader;
 mod settings;
 mod shares;

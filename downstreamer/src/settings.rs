@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use spillway_consumer::{ConsumerSettings, NamedConsumerArgs};
 use spillway_process::process_args::ProcessSettings;
-use spillway_process::{Checker, ProcessArgs};
+use spillway_process::{Checker, ProcessArgs, TaskThreads};
 use spillway_queue::consumers::ConsumerKind;
 use spillway_queue::lane::KeyScheme;
 use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
@@ -31,6 +31,10 @@ const ORDERS: [(&str, OrderBy); 4] = [
     ("shop", OrderBy::Shop),
     ("none", OrderBy::None),
 ];
+
+/// Values of `DELIVERY_THREADS`.
+const THREADS: [(&str, TaskThreads); 2] =
+    [("cores", TaskThreads::Cores), ("one", TaskThreads::One)];
 
 /// Delivers queued webhooks to a backend over HTTP, in order per resource, and retries until each is
 /// delivered or a dead letter. Every setting is a flag and an environment variable.
@@ -66,6 +70,11 @@ pub struct DownstreamerArgs {
     /// Time for one delivery, from connecting to the whole answer [100ms to 10m]
     #[arg(long, env = "DELIVERY_TIMEOUT", default_value = "30s")]
     delivery_timeout: String,
+
+    /// Threads of this process: cores (one for each), or one, with which a delivery costs the least CPU and
+    /// all together get one core
+    #[arg(long, env = "DELIVERY_THREADS", default_value = "cores")]
+    delivery_threads: String,
 
     /// Minimum of deliveries at once, also for a slow backend [1 to 10000]
     #[arg(long, env = "MIN_CONCURRENCY", default_value = "1")]
@@ -177,6 +186,8 @@ pub struct DownstreamerSettings {
     pub order_by: OrderBy,
     /// Time for one delivery.
     pub delivery_timeout: Duration,
+    /// Threads of the process.
+    pub threads: TaskThreads,
     /// Limits on deliveries at once and per second.
     pub bounds: Bounds,
     /// The same limits for one shop.
@@ -242,6 +253,10 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
         &self.common
     }
 
+    fn threads(settings: &DownstreamerSettings) -> TaskThreads {
+        settings.threads
+    }
+
     fn check(&self, checker: &mut Checker) -> DownstreamerSettings {
         let ms = Duration::from_millis;
         let s = Duration::from_secs;
@@ -267,6 +282,7 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen, "127.0.0.1:9812"),
             order_by: checker.choice("ORDER_BY", &self.order_by, &ORDERS),
             delivery_timeout,
+            threads: checker.choice("DELIVERY_THREADS", &self.delivery_threads, &THREADS),
             bounds: self.bounds(checker),
             shop_bounds: self.shop_bounds(checker),
             priority_topics: topic_list(&self.priority_topics),
@@ -474,5 +490,6 @@ mod tests {
         assert!(mistakes(&bounds).contains("MIN_CONCURRENCY"));
         assert_eq!(mistakes(&["--shop-max-rate", "5", "--max-rate", "50"]), "");
         assert!(mistakes(&["--max-rate", "0"]).contains("MAX_RATE"));
+        assert!(mistakes(&["--delivery-threads", "2"]).contains("DELIVERY_THREADS"));
     }
 }

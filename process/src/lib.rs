@@ -35,5 +35,5 @@ pub use admin::Readiness;
 pub use background::Background;
 pub use process_args::ProcessArgs;
 pub use settings::Checker;
-pub use start::{ServerArgs, start};
+pub use start::{ServerArgs, TaskThreads, start};
 pub use version::version;

@@ -26,6 +26,20 @@ pub trait ServerArgs: Parser {
 
     /// Checks every setting and records each mistake.
     fn check(&self, checker: &mut Checker) -> Self::Checked;
+
+    /// Returns the threads that run the tasks of the process.
+    fn threads(_: &Self::Checked) -> TaskThreads {
+        TaskThreads::Cores
+    }
+}
+
+/// Threads that run the tasks of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskThreads {
+    /// One for each core.
+    Cores,
+    /// The main thread alone: no task wakes another thread.
+    One,
 }
 
 /// Redis or Kafka was absent at start, and the settings require an exit then.
@@ -68,7 +82,8 @@ where
         return ExitCode::SUCCESS;
     }
     telemetry::init(written.common().check(&mut Checker::default()).log_format);
-    match block_on(run, checked) {
+    let threads = W::threads(&checked);
+    match block_on(run, checked, threads) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Unavailable>() => {
             print_error(&format_args!("{error:#}"));
@@ -152,12 +167,16 @@ fn check<W: ServerArgs>(written: &W) -> Result<W::Checked, Mistakes> {
     checker.finish(checked)
 }
 
-fn block_on<C, R, F>(run: R, checked: C) -> anyhow::Result<()>
+fn block_on<C, R, F>(run: R, checked: C, threads: TaskThreads) -> anyhow::Result<()>
 where
     R: FnOnce(C, CancellationToken) -> F,
     F: Future<Output = anyhow::Result<()>>,
 {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut builder = match threads {
+        TaskThreads::Cores => tokio::runtime::Builder::new_multi_thread(),
+        TaskThreads::One => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().build()?;
     let ended = runtime.block_on(async {
         let shutdown = shutdown::on_signal()?;
         run(checked, shutdown).await
