@@ -85,6 +85,8 @@ pub(crate) struct Draft<C: Content> {
     pub settling: Settling,
     /// Time up to which it may gather more webhooks.
     pub due_at: Duration,
+    /// True if webhooks wait for it, of resources whose heads it settles.
+    pub is_awaited: bool,
     /// Packs with webhooks that it settles.
     pub packs: BTreeSet<StreamId>,
     /// Chunks with webhooks that it settles.
@@ -162,6 +164,7 @@ impl<C: Content> Default for Draft<C> {
             settlement: PendingSettlement::default(),
             settling: Settling::default(),
             due_at: Duration::ZERO,
+            is_awaited: false,
             packs: BTreeSet::new(),
             chunks: BTreeSet::new(),
             unread: Vec::new(),

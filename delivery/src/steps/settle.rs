@@ -65,12 +65,13 @@ pub(crate) fn begin_settlement<C: Content>(core: &mut Core<C>) -> Option<Effect<
     core.ledger.seen.set_oldest(of_lanes.map_or(of_main, |oldest| oldest.min(of_main)));
     core.ledger.settling = Some(settling);
     core.ledger.draft.due_at = core.session.now.at + core.config.tuning.settlements.every;
+    core.ledger.draft.is_awaited = !core.ledger.finished.is_empty();
     Some(Effect::Settle(Box::new(settlement)))
 }
 
 /// True if the next settlement waits for more webhooks. It does so for a short time after the last
-/// one began, and only while this holds nothing up: a turn waits for a slot, or more attempts are
-/// under way than have ended since.
+/// one began, and only while this holds nothing up: nothing follows what has ended, or other turns
+/// wait for slots or bytes, or more attempts are under way than have ended.
 fn gathers_more<C: Content>(core: &Core<C>) -> bool {
     let ledger = &core.ledger;
     let now = core.session.now.at;
@@ -78,13 +79,17 @@ fn gathers_more<C: Content>(core: &Core<C>) -> bool {
         return false;
     }
     let UndeliveredPlaces { dropped, excluded } = &ledger.undelivered;
-    let is_awaited = !ledger.new_leads.is_empty()
+    let is_pressing = !ledger.new_leads.is_empty()
         || !dropped.is_empty()
         || !excluded.is_empty()
         || (!core.mover.at_hand.is_empty() && now >= core.mover.due);
     let finished = ledger.finished.len();
-    let is_busy = core.waiting_turn.is_some() || finished < core.attempts.len();
-    !is_awaited && is_busy && finished < core.config.tuning.unsettled / UNSETTLED_PART
+    let is_busy = core.waiting_turn.is_some()
+        || !core.reading.waiting.is_empty()
+        || finished < core.attempts.len();
+    let is_awaited = ledger.draft.is_awaited || core.queue.barriers > 0;
+    let is_large = finished >= core.config.tuning.unsettled / UNSETTLED_PART;
+    !is_pressing && !is_large && (is_busy || !is_awaited)
 }
 
 /// Time at which the oldest webhook in a chunk was accepted, as far as is known; 0 if none

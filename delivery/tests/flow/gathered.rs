@@ -46,6 +46,33 @@ fn a_product_whose_events_are_in_line_is_as_fast_beside_slow_attempts() {
 }
 
 #[test]
+fn a_product_whose_events_are_in_line_is_as_fast_alone() {
+    let play = |every| {
+        settled_every(every, slow(MS), |world| world.accept(MS, (0..100).map(|_| (X, IN_LINE))))
+    };
+    let (at_once, gathered) = (play(Duration::ZERO), play(5 * MS));
+    // Nothing follows the last one.
+    assert!(gathered.now <= at_once.now + 5 * MS, "{:?}, {:?}", at_once.now, gathered.now);
+    assert_eq!(gathered.settlements, at_once.settlements);
+}
+
+#[test]
+fn webhooks_that_nothing_follows_share_settlements_although_slots_are_free() {
+    let play = |every| {
+        settled_every(every, slow(MS), |world| {
+            for number in 0..500 {
+                world.accept(MS + MS * number, [(100 + number % 50, 0)]);
+            }
+        })
+    };
+    let (at_once, gathered) = (play(Duration::ZERO), play(5 * MS));
+    let counts = (at_once.settlements, gathered.settlements);
+    assert!(counts.1 * 2 <= counts.0, "{counts:?}");
+    let longest = (100..150).map(|shop| gathered.longest(shop)).max();
+    assert!(longest < Some(15 * MS), "{longest:?}");
+}
+
+#[test]
 fn what_ends_beside_slow_attempts_is_settled_without_another_event() {
     let answers: Box<Answers> = Box::new(|shop, _, _| match shop {
         X => Answer::Takes(MS),
