@@ -86,5 +86,5 @@ fn what_ends_beside_slow_attempts_is_settled_without_another_event() {
     // X is settled at once, and Y after the time for which the next settlement gathers more.
     assert!(world.longest(X) < 5 * MS, "{:?}", world.longest(X));
     let of_y = world.longest(Y);
-    assert!(of_y >= 5 * MS && of_y < 20 * MS, "{of_y:?}");
+    assert!((5 * MS..20 * MS).contains(&of_y), "{of_y:?}");
 }
