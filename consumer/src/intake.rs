@@ -18,6 +18,11 @@ use tokio::time::Instant;
 const READ_BYTES: usize = 4 << 20;
 /// Packs between intake and the consumer. A pack is usually a megabyte.
 const ARRIVED_MAX: usize = 4;
+/// Mean stored bytes of the packs of a read from which packs are large. After large packs, the next ones are
+/// read by their number: a read in bytes is a script, which costs Redis most where packs are large.
+const LARGE_BYTES: usize = 4 << 10;
+/// Packs of such a read. They may be larger than those before, so they are few.
+const LARGE_AT_ONCE: usize = 4;
 /// Time for which a read waits for new entries.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks for replays while the main stream never ends. Each look is one short script.
@@ -72,6 +77,8 @@ struct Intake<T, F> {
     are_replays_loaded: bool,
     /// Id of the last main entry at start; `None` once it is reached.
     catches_up_at: Option<StreamId>,
+    /// True if the main entries that were read last are large.
+    are_packs_large: bool,
 }
 
 /// The receiver was dropped, or there is nothing more to read.
@@ -111,6 +118,7 @@ where
         last_replay: None,
         are_replays_loaded: false,
         catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
+        are_packs_large: false,
     };
     tokio::spawn(intake.run());
     receiver
@@ -206,7 +214,11 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                     return Ok(Err(Closed));
                 }
             }
-            let entries = self.reader.main_after(connection, self.main, READ_BYTES).await?;
+            let entries = if self.are_packs_large {
+                self.reader.main_next(connection, self.main, LARGE_AT_ONCE).await?
+            } else {
+                self.reader.main_after(connection, self.main, READ_BYTES).await?
+            };
             if entries.is_empty() {
                 let main = Some(self.main);
                 let found = self.reader.wait_for(connection, main, replay, PATIENCE).await?;
@@ -215,6 +227,7 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                 }
             }
             if let Some(newest) = entries.last() {
+                self.are_packs_large = are_large(&entries);
                 self.last_read = Some(LastRead::of(newest));
             }
             for entry in entries {
@@ -271,5 +284,27 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
     async fn send(&mut self, found: IntakeEvent) -> Result<(), Closed> {
         let converted = (self.convert)(found);
         self.arrived.send(converted).await.map_err(|_| Closed)
+    }
+}
+
+/// True if main entries are large: read by their number, the next ones cost Redis less.
+fn are_large(entries: &[Entry]) -> bool {
+    let bytes: usize = entries.iter().map(|entry| entry.pack.len()).sum();
+    !entries.is_empty() && bytes >= LARGE_BYTES * entries.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packs_are_large_by_their_mean() {
+        let entry = |size: &usize| Entry { id: StreamId::ZERO, pack: vec![b'x'; *size].into() };
+        let entries = |sizes: &[usize]| sizes.iter().map(entry).collect::<Vec<_>>();
+        assert!(!are_large(&[]));
+        assert!(are_large(&entries(&[LARGE_BYTES])));
+        assert!(!are_large(&entries(&[LARGE_BYTES - 1])));
+        assert!(are_large(&entries(&[100, 2 * LARGE_BYTES])));
+        assert!(!are_large(&entries(&[100, 100, 2 * LARGE_BYTES])));
     }
 }

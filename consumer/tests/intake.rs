@@ -150,6 +150,18 @@ async fn a_reconnect_to_the_same_data_reads_on() {
 }
 
 #[tokio::test]
+async fn large_entries_and_small_ones_are_read_in_order() {
+    let server = Server::start(&[]).await;
+    let large = vec![b'x'; 100_000];
+    let packs = (0..40).map(|at| if at % 15 < 10 { &large[..] } else { b"small" });
+    let ids = server.append(&packs.collect::<Vec<&[u8]>>()).await;
+    let mut finds = read_ahead(&server).await;
+    for id in ids {
+        assert_eq!(next(&mut finds).await, Some(Seen::Main(id)));
+    }
+}
+
+#[tokio::test]
 async fn replays_that_are_not_taken_do_not_keep_the_main_stream_from_being_read() {
     let server = Server::start(&[]).await;
     let entry = server.append_as("100-0").await;

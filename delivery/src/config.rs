@@ -60,10 +60,8 @@ pub struct Tuning {
     /// Raw bytes that one settlement moves at most, except for a single larger pack. A chunk holds
     /// no more than that, so it can be decoded.
     pub moved_bytes: usize,
-    /// Webhooks in one settlement. Bounds the time for which its script blocks Redis.
-    pub settled_webhooks: usize,
-    /// Approximate number of lanes that one settlement changes, for the same reason.
-    pub settled_lanes: usize,
+    /// Size and frequency of settlements.
+    pub settlements: SettlementBounds,
     /// Bounds of what may have piled up behind one webhook.
     pub at_once: AtOnce,
     /// Deliveries that may wait for settlement, in addition to those under way. A crash can repeat
@@ -77,6 +75,18 @@ pub struct Tuning {
     pub breaker_opens_after: Duration,
     /// Time after `retry_for` in which an attempt may still be the last one of a webhook.
     pub expiry_grace: Duration,
+}
+
+/// Size and frequency of settlements.
+#[derive(Debug, Clone, Copy)]
+pub struct SettlementBounds {
+    /// Webhooks in one settlement. Bounds the time for which its script blocks Redis.
+    pub webhooks: usize,
+    /// Approximate number of lanes that one settlement changes, for the same reason.
+    pub lanes: usize,
+    /// Time from one settlement to the next while waiting delays nothing but the record. A
+    /// settlement costs Redis about as much for a hundred webhooks as for one.
+    pub every: Duration,
 }
 
 /// Part of what one webhook held back, and that goes on with one settlement or event. The rest follows with
@@ -98,8 +108,11 @@ impl Default for Tuning {
             chunks_at_once: 4,
             moved_packs: 64,
             moved_bytes: 512 << 10,
-            settled_webhooks: 2048,
-            settled_lanes: 128,
+            settlements: SettlementBounds {
+                webhooks: 2048,
+                lanes: 128,
+                every: Duration::from_millis(5),
+            },
             at_once: AtOnce { passed_packs: 1024, passed_webhooks: 16 << 10, released: 4096 },
             unsettled: 256,
             cache_bytes: 20 << 20,

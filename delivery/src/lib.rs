@@ -19,7 +19,7 @@ mod steps;
 mod turn;
 
 pub use crate::classified::{Class, Classified, Content, StateRole, UpdateState};
-pub use crate::config::{AtOnce, Config, Suppression, Tuning};
+pub use crate::config::{AtOnce, Config, SettlementBounds, Suppression, Tuning};
 pub use crate::event::{
     AttemptEnd, ChunkFound, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead,
     ReadAgain, ReplayRead, Scope, Verdict,

@@ -73,7 +73,7 @@ impl Content for Sizes {
 }
 
 fn config() -> Config {
-    Config {
+    let mut config = Config {
         bounds: Bounds { concurrency_min: 1, concurrency_max: 1, rate_max: None },
         shop_bounds: ShopBounds { concurrency_max: 1, spacing: Duration::ZERO },
         backoff: Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(1) },
@@ -86,7 +86,9 @@ fn config() -> Config {
         suppression: Suppression::default(),
         seed: 1,
         tuning: Tuning::default(),
-    }
+    };
+    config.tuning.settlements.every = Duration::ZERO;
+    config
 }
 
 fn lease(until: Duration) -> Event<Sizes> {

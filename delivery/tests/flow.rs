@@ -20,6 +20,8 @@ use spillway_webhook::{Spans, StoredRetry, StreamId};
 mod bounded;
 #[path = "flow/crowded.rs"]
 mod crowded;
+#[path = "flow/gathered.rs"]
+mod gathered;
 #[path = "flow/hanging.rs"]
 mod hanging;
 #[path = "flow/overdue.rs"]
@@ -151,6 +153,8 @@ struct World {
     /// Positions of what was delivered, in order.
     delivered: Vec<Position>,
     dead: u64,
+    /// Number of settlements.
+    settlements: usize,
     waiting: usize,
     version: u64,
     sent: HashMap<(u32, u8), u64>,
@@ -281,6 +285,7 @@ impl World {
             took: BTreeMap::new(),
             delivered: Vec::new(),
             dead: 0,
+            settlements: 0,
             waiting: 0,
             version: 0,
             sent: HashMap::new(),
@@ -409,6 +414,7 @@ impl World {
 
     /// Notes what a settlement changes.
     fn settle(&mut self, settlement: &PendingSettlement<Lanes>) {
+        self.settlements += 1;
         let records = settlement.records.iter();
         let delivered = records.filter(|one| one.outcome == Outcome::Delivered);
         self.delivered.extend(delivered.map(|one| one.position));

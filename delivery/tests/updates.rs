@@ -64,7 +64,7 @@ impl Content for Updates {
 }
 
 fn config(suppression: Suppression) -> Config {
-    Config {
+    let mut config = Config {
         bounds: Bounds { concurrency_min: 1, concurrency_max: 4, rate_max: None },
         shop_bounds: ShopBounds { concurrency_max: 4, spacing: Duration::ZERO },
         backoff: Backoff { first: SECOND, longest: SECOND },
@@ -77,7 +77,9 @@ fn config(suppression: Suppression) -> Config {
         suppression,
         seed: 1,
         tuning: Tuning::default(),
-    }
+    };
+    config.tuning.settlements.every = Duration::ZERO;
+    config
 }
 
 fn classified() -> Classified {

@@ -108,6 +108,28 @@ impl StreamReader {
         Ok(found.into_iter().map(|(id, fields)| Entry { id, pack: field(&fields, "p") }).collect())
     }
 
+    /// Returns the next main entries after `after`, up to `count` of any size. This costs Redis a
+    /// sixth of [`StreamReader::main_after`] if they are large: that one's script copies each.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn main_next(
+        &self,
+        connection: &mut Connection,
+        after: StreamId,
+        count: usize,
+    ) -> Result<Vec<Entry>, QueueError> {
+        let found: Vec<(String, Fields)> = cmd("XRANGE")
+            .arg(self.redis.keys.stream())
+            .arg(format!("({after}"))
+            .arg("+")
+            .arg("COUNT")
+            .arg(count)
+            .query_async(connection)
+            .await?;
+        found.into_iter().map(entry).collect()
+    }
+
     /// Returns up to about `bytes` of replays after `after`; at least one if there is one.
     ///
     /// # Errors
@@ -173,9 +195,6 @@ impl StreamReader {
             pipe.arg(from.to_string()).arg(to.to_string()).arg("COUNT").arg(*count);
         }
         let found: Vec<Vec<(String, Fields)>> = pipe.query_async(connection).await?;
-        let entry = |(id, fields): (String, Fields)| {
-            Ok(Entry { id: stream_id(&id)?, pack: field(&fields, "p") })
-        };
         found.into_iter().map(|front| front.into_iter().map(entry).collect()).collect()
     }
 
@@ -304,6 +323,10 @@ fn fingerprints(fields: &Fields) -> Vec<Fingerprint> {
     let bytes = field(fields, "d");
     let whole = bytes.chunks_exact(size_of::<Fingerprint>());
     whole.map(|one| Fingerprint::from_le_bytes(one.try_into().expect("BUG: exact"))).collect()
+}
+
+fn entry((id, fields): (String, Fields)) -> Result<Entry, QueueError> {
+    Ok(Entry { id: stream_id(&id)?, pack: field(&fields, "p") })
 }
 
 fn replay(id: StreamId, fields: &Fields) -> Result<Replay, QueueError> {

@@ -1,6 +1,7 @@
 //! Webhooks that wait for settlement, the settlement that is being composed, and the one under way.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
 
 use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
@@ -82,6 +83,10 @@ pub(crate) struct Ledger<C: Content> {
 pub(crate) struct Draft<C: Content> {
     pub settlement: PendingSettlement<C>,
     pub settling: Settling,
+    /// Time up to which it may gather more webhooks.
+    pub due_at: Duration,
+    /// True if webhooks wait for it, of resources whose heads it settles.
+    pub is_awaited: bool,
     /// Packs with webhooks that it settles.
     pub packs: BTreeSet<StreamId>,
     /// Chunks with webhooks that it settles.
@@ -135,6 +140,12 @@ impl<C: Content> Ledger<C> {
         self.finished.is_empty() && self.settling.is_none() && is_written
     }
 
+    /// Time up to which the next settlement may gather more webhooks; `None` if that is over, or one
+    /// is under way.
+    pub(crate) fn gathers_until(&self, now: Duration) -> Option<Duration> {
+        Some(self.draft.due_at).filter(|at| *at > now && self.settling.is_none())
+    }
+
     /// Number of heads that have ended and are not settled, without those that have expired.
     pub(crate) fn unsettled(&self) -> usize {
         let settling = self.settling.as_ref().map_or(0, |settling| settling.heads.len());
@@ -152,6 +163,8 @@ impl<C: Content> Default for Draft<C> {
         Self {
             settlement: PendingSettlement::default(),
             settling: Settling::default(),
+            due_at: Duration::ZERO,
+            is_awaited: false,
             packs: BTreeSet::new(),
             chunks: BTreeSet::new(),
             unread: Vec::new(),

@@ -35,6 +35,10 @@ pub(crate) const READS_PER_SECOND: f64 = 300.0;
 /// Cost of a read in addition to its bytes.
 pub(crate) const LEAST_COST: f64 = 0.03;
 
+/// The same for a pack of the main stream. Several chunks are read together, and each pack by itself:
+/// however small it is, Redis takes 25 µs, and the worker more.
+pub(crate) const PACK_COST: f64 = 0.1;
+
 /// Packs of the main stream that are read at once for rests of lanes.
 const RESTS_MAX: usize = 8;
 

@@ -10,6 +10,7 @@ use crate::state::resource::Step;
 pub(crate) fn finish<C: Content>(core: &mut Core<C>, finished: Finished<C>) {
     core.queue.step(finished.resource, Step::Finished);
     core.ledger.sent.remove(&finished.resource);
+    core.ledger.draft.is_awaited |= core.queue.index.has_next(finished.resource);
     core.ledger.finished.push(finished);
 }
 

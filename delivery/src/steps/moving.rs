@@ -119,7 +119,7 @@ pub(crate) fn move_next<C: Content>(core: &mut Core<C>, advance: &mut Advance) -
     let left = (0..front.count).filter(|index| !front.is_settled(*index));
     let share: usize = left.map(|index| pack.content.record_bytes(index)).sum();
     let most = core.config.tuning.moved_bytes;
-    if core.ledger.draft.chunk_of.len() >= core.config.tuning.settled_lanes {
+    if core.ledger.draft.chunk_of.len() >= core.config.tuning.settlements.lanes {
         return None;
     }
     let moved_bytes = &mut core.ledger.draft.moved_bytes;

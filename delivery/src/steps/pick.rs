@@ -54,7 +54,8 @@ pub(crate) fn pick<C: Content>(core: &mut Core<C>, preferred: Preferred) -> Opti
                 found = Some(turn);
                 break;
             }
-            if preferred != Preferred::Any {
+            // One that has nothing now gets a turn again when it has.
+            if preferred != Preferred::Any && has_ready(core, shop, class) {
                 set_aside.push(shop);
                 if set_aside.len() == PROBE_LOOKS {
                     break;
@@ -89,6 +90,20 @@ fn pick_of<C: Content>(
             return turn;
         }
     }
+}
+
+/// True if a webhook of the shop waits for a turn of this class.
+fn has_ready<C: Content>(core: &mut Core<C>, shop: ShopKey, class: Class) -> bool {
+    let index = &core.queue.index;
+    let Some(shop) = core.queue.shops.get(shop) else { return false };
+    for key in &shop.lanes {
+        let Some(lane) = core.queue.lanes.get_mut(*key) else { continue };
+        let is_ready = |position, resource| index.is_ready(*key, resource, position);
+        if lane.ready.peek(class, false, is_ready).is_some() {
+            return true;
+        }
+    }
+    false
 }
 
 /// Takes the oldest ready resource of a lane.

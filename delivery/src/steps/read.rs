@@ -11,7 +11,7 @@ use crate::state::index::ResourceKey;
 use crate::state::lane::Lane;
 use crate::state::main_stream::MainPack;
 use crate::state::reading::{
-    BUDGET_MAX, LARGE_LOAD, LEAST_COST, PLUCKED_BYTES, READS_MAX, READS_PER_SECOND, load,
+    BUDGET_MAX, LARGE_LOAD, LEAST_COST, PACK_COST, PLUCKED_BYTES, READS_MAX, READS_PER_SECOND, load,
 };
 use crate::state::resource::HeadState;
 use crate::steps::gate;
@@ -100,7 +100,7 @@ pub(crate) fn begin_reads<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
     while has_room && core.reading.budget >= LEAST_COST && core.reading.load < READS_MAX {
         let Some(wanted) = core.reading.wanted.pop_front() else { break };
         if is_wanted(core, wanted) {
-            core.reading.budget -= LEAST_COST;
+            core.reading.budget -= least_cost(wanted);
             let load = load_of(core, wanted);
             core.reading.begin(wanted, load);
             effects.push(Effect::Read(wanted));
@@ -109,6 +109,14 @@ pub(crate) fn begin_reads<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         }
     }
     effects
+}
+
+/// Cost of a read in addition to its bytes.
+fn least_cost(key: PackKey) -> f64 {
+    match key {
+        PackKey::Main(_) => PACK_COST,
+        PackKey::Chunk(..) | PackKey::Replay(_) => LEAST_COST,
+    }
 }
 
 fn load_of<C: Content>(core: &Core<C>, key: PackKey) -> u32 {

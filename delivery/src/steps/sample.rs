@@ -61,7 +61,7 @@ pub(crate) fn at(ms: u64) -> Position {
 
 /// A core with an index of this size. It sends one webhook at a time, and at once.
 pub(crate) fn core(index_bytes: usize, loaded: Loaded) -> Core<NoContent> {
-    let config = Config {
+    let mut config = Config {
         bounds: Bounds { concurrency_min: 1, concurrency_max: 1, rate_max: None },
         shop_bounds: ShopBounds { concurrency_max: 1, spacing: Duration::ZERO },
         backoff: Backoff { first: Duration::ZERO, longest: Duration::ZERO },
@@ -75,6 +75,7 @@ pub(crate) fn core(index_bytes: usize, loaded: Loaded) -> Core<NoContent> {
         seed: 1,
         tuning: Tuning::default(),
     };
+    config.tuning.settlements.every = Duration::ZERO;
     Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0))
 }
 

@@ -8,7 +8,7 @@ use spillway_webhook::Spans;
 use spillway_webhook::position::Position;
 
 use crate::classified::Content;
-use crate::config::AtOnce;
+use crate::config::{AtOnce, SettlementBounds};
 use crate::event::Effect;
 use crate::pack_key::PackKey;
 use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
@@ -35,9 +35,14 @@ const ROWS_MAX: usize = 256;
 /// Retry states in one settlement.
 const RETRIES_MAX: usize = 4096;
 
-/// Begins the next settlement if there is something to settle and none is under way.
+/// A settlement begins at once if 1/`UNSETTLED_PART` of the deliveries that may wait for it do so. The
+/// rest may wait while it is under way.
+const UNSETTLED_PART: usize = 2;
+
+/// Begins the next settlement if there is something to settle, none is under way, and it need not
+/// gather more.
 pub(crate) fn begin_settlement<C: Content>(core: &mut Core<C>) -> Option<Effect<C>> {
-    if core.ledger.settling.is_some() {
+    if core.ledger.settling.is_some() || gathers_more(core) {
         return None;
     }
     settle_finished(core);
@@ -59,7 +64,32 @@ pub(crate) fn begin_settlement<C: Content>(core: &mut Core<C>) -> Option<Effect<
     let of_main = core.queue.main.cursor.ms;
     core.ledger.seen.set_oldest(of_lanes.map_or(of_main, |oldest| oldest.min(of_main)));
     core.ledger.settling = Some(settling);
+    core.ledger.draft.due_at = core.session.now.at + core.config.tuning.settlements.every;
+    core.ledger.draft.is_awaited = !core.ledger.finished.is_empty();
     Some(Effect::Settle(Box::new(settlement)))
+}
+
+/// True if the next settlement waits for more webhooks. It does so for a short time after the last
+/// one began, and only while this holds nothing up: nothing follows what has ended, or other turns
+/// wait for slots or bytes, or more attempts are under way than have ended.
+fn gathers_more<C: Content>(core: &Core<C>) -> bool {
+    let ledger = &core.ledger;
+    let now = core.session.now.at;
+    if now >= ledger.draft.due_at || core.session.is_stopping {
+        return false;
+    }
+    let UndeliveredPlaces { dropped, excluded } = &ledger.undelivered;
+    let is_pressing = !ledger.new_leads.is_empty()
+        || !dropped.is_empty()
+        || !excluded.is_empty()
+        || (!core.mover.at_hand.is_empty() && now >= core.mover.due);
+    let finished = ledger.finished.len();
+    let is_busy = core.waiting_turn.is_some()
+        || !core.reading.waiting.is_empty()
+        || finished < core.attempts.len();
+    let is_awaited = ledger.draft.is_awaited || core.queue.barriers > 0;
+    let is_large = finished >= core.config.tuning.unsettled / UNSETTLED_PART;
+    !is_pressing && !is_large && (is_busy || !is_awaited)
 }
 
 /// Time at which the oldest webhook in a chunk was accepted, as far as is known; 0 if none
@@ -85,7 +115,7 @@ fn oldest_in_lanes<C: Content>(core: &mut Core<C>) -> u64 {
 
 /// Adds the heads that have ended, with all webhooks that they stand for.
 fn settle_finished<C: Content>(core: &mut Core<C>) {
-    let most = core.config.tuning.settled_webhooks;
+    let most = core.config.tuning.settlements.webhooks;
     let finished = std::mem::take(&mut core.ledger.finished);
     let mut left = finished.into_iter();
     for one in left.by_ref() {
@@ -103,7 +133,7 @@ fn settle_finished<C: Content>(core: &mut Core<C>) {
         }
         if settling.nodes.len() >= most
             || settling.dead_bytes >= DEAD_BYTES_MAX
-            || settling.lanes.len() >= core.config.tuning.settled_lanes
+            || settling.lanes.len() >= core.config.tuning.settlements.lanes
         {
             break;
         }
@@ -159,9 +189,9 @@ fn settle_run<C: Content>(core: &mut Core<C>, one: &Finished<C>, run: &[NodeKey]
 
 /// Adds webhooks that are dropped, and those in lanes that the filter excludes.
 fn settle_undelivered<C: Content>(core: &mut Core<C>) {
-    let tuning = core.config.tuning;
-    let most = tuning.settled_lanes + core.ledger.draft.settling.lanes.len();
-    for _ in 0..tuning.settled_webhooks {
+    let SettlementBounds { webhooks, lanes, .. } = core.config.tuning.settlements;
+    let most = lanes + core.ledger.draft.settling.lanes.len();
+    for _ in 0..webhooks {
         if core.ledger.draft.settling.lanes.len() >= most {
             break;
         }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use spillway_delivery::{AtOnce, Backoff, Config, DedupWindow, ShopBounds, Suppression, Tuning};
+use spillway_delivery::{
+    AtOnce, Backoff, Config, DedupWindow, SettlementBounds, ShopBounds, Suppression, Tuning,
+};
 use spillway_limiter::Bounds;
 
 use crate::random::Random;
@@ -95,8 +97,8 @@ impl Plan {
         config.index_bytes = random.pick(&[12_000, 16_000, 30_000, 1 << 20]);
         config.bounds.concurrency_max = random.pick(&[4, 16]);
         config.shop_bounds.concurrency_max = random.pick(&[2, 8]);
-        config.tuning.settled_webhooks = random.pick(&[10, 2048]);
-        config.tuning.settled_lanes = random.pick(&[2, 256]);
+        config.tuning.settlements.webhooks = random.pick(&[10, 2048]);
+        config.tuning.settlements.lanes = random.pick(&[2, 256]);
         config.tuning.unsettled = 256;
     }
 
@@ -145,8 +147,11 @@ fn config(random: &mut Random) -> Config {
             chunks_at_once: random.pick(&[1, 2, 4]),
             moved_packs: random.pick(&[1, 2, 8]),
             moved_bytes: random.pick(&[1, 500, 2000, 512 << 10]),
-            settled_webhooks: random.pick(&[1, 3, 10, 2048]),
-            settled_lanes: random.pick(&[1, 2, 256]),
+            settlements: SettlementBounds {
+                webhooks: random.pick(&[1, 3, 10, 2048]),
+                lanes: random.pick(&[1, 2, 256]),
+                every: Duration::from_millis(random.pick(&[0, 5, 5, 20])),
+            },
             at_once: AtOnce {
                 passed_packs: random.pick(&[1, 3, 1024]),
                 passed_webhooks: random.pick(&[1, 5, 16_384]),

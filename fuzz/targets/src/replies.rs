@@ -82,7 +82,10 @@ impl Bench {
                 settler.apply(connection, &Settlement::default()).await.ok();
             }
             3 => drop(reader.progress(connection).await),
-            4 => drop(reader.main_after(connection, after, bytes).await),
+            4 => {
+                drop(reader.main_after(connection, after, bytes).await);
+                drop(reader.main_next(connection, after, 4).await);
+            }
             5 => drop(reader.replays_after(connection, after, bytes).await),
             6 => drop(reader.seen_after(connection, after).await),
             _ => {

@@ -46,6 +46,24 @@ async fn a_read_ends_with_the_entry_that_uses_its_budget_up() {
 }
 
 #[tokio::test]
+async fn entries_are_read_by_their_number_whatever_their_size() {
+    let server = Server::start(&[]).await;
+    let large = vec![b'x'; 100_000];
+    let ids = server.append(&[b"one", &large[..], b"three", &large[..], b"five"]).await;
+    let reader = StreamReader::new(server.redis(), "http");
+    let mut connection = server.connect().await;
+    for (after, expected) in
+        [(StreamId::ZERO, &ids[..3]), (ids[0], &ids[1..4]), (ids[3], &ids[4..])]
+    {
+        let found = reader.main_next(&mut connection, after, 3).await.unwrap();
+        assert_eq!(found.iter().map(|entry| entry.id).collect::<Vec<_>>(), expected);
+    }
+    let found = reader.main_next(&mut connection, ids[0], 1).await.unwrap();
+    assert_eq!(found[0].pack, large);
+    assert!(reader.main_next(&mut connection, ids[4], 3).await.unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn an_entry_is_read_again_until_it_is_freed() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;

@@ -273,6 +273,24 @@ async fn what_was_appended_with_a_slower_clock_after_appends_were_lost_is_not_tr
 }
 
 #[tokio::test]
+async fn a_lost_entry_is_noticed_beside_a_slower_consumer_too_and_what_that_needs_is_kept() {
+    let server = Server::start(&[]).await;
+    let first = server.append_as("100-0").await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut kafka = TestConsumer::start(&server, "kafka").await;
+    let older = server.dump("{spillway}:in").await;
+    let lost = server.append_as("110-0").await;
+    server.restore("{spillway}:in", &older).await;
+    server.append_as("120-0").await;
+    let refused = http.settle(&up_to(lost, 2, 2)).await;
+    assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
+    http.settle(&up_to(first, 1, 1)).await.unwrap();
+    assert_eq!(server.ids("{spillway}:in").await, ["100-0", "120-0"]);
+    kafka.settle(&up_to(first, 1, 1)).await.unwrap();
+    assert_eq!(server.ids("{spillway}:in").await, ["120-0"]);
+}
+
+#[tokio::test]
 async fn a_settlement_of_thousands_is_one_step() {
     let server = Server::start(&[]).await;
     let mut http = TestConsumer::start(&server, "http").await;
