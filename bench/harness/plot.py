@@ -71,6 +71,27 @@ def bars(title, y_label, groups, note=""):
     return page([*out, *legend(names, swatch)])
 
 
+def rows(title, stacks, note=""):
+    """Draws bars from left to right, one for each name, the names in a column of their own. `stacks` is
+    {name: [(part, value)] from left to right}; the later parts are paler."""
+    left = LEFT + LETTER * max(map(len, stacks), default=0) * 0.9
+    scale = (WIDTH - RIGHT - 60 - left) / (max(sum(value for _, value in parts) for parts in stacks.values()) or 1)
+    high = min(34, (HEIGHT - TOP - 20) / max(1, len(stacks)))
+    out = [text(RIGHT, 26, title, "title"), text(WIDTH - RIGHT, 26, note, "note")]
+    for index, (name, parts) in enumerate(stacks.items()):
+        top, at = 50 + high * index, left
+        out.append(text(left - 8, top + high / 2 + 1, name, "y"))
+        for level, (part, value) in enumerate(parts):
+            long = max(0, value * scale)
+            out.append(f'<rect x="{at:.1f}" y="{top:.0f}" width="{long:.1f}" height="{high - 9:.0f}" '
+                       f'fill="{color(0)}" fill-opacity="{1 if level == 0 else 0.45}"/>')
+            if part and long > 10 + len(part) * LETTER:
+                out.append(text(at + long / 2, top + high / 2, part, "part white" if level == 0 else "part"))
+            at += long
+        out.append(text(at + 6, top + high / 2 + 1, number(sum(value for _, value in parts))))
+    return page(out)
+
+
 def bar(left, wide, parts, high, index):
     out, below = [], 0.0
     for level, (part, value) in enumerate(parts):
