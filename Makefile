@@ -117,7 +117,7 @@ bench: ## measure the receiver beside a bare server; bench/README.md says what a
 	cargo build --release --locked -p request-receiver -p bench
 	bench/run.py
 
-peers: ## Spillway beside other receivers in one run: nginx with Lua, FastAPI, BullMQ, PostgreSQL; writes docs/compare.md (10 minutes; QUICK=1: a minute, writes no page)
+peers: ## Spillway beside other receivers in one run: nginx with Lua, FastAPI, BullMQ, PostgreSQL; writes docs/compare.md (6 minutes; QUICK=1: a minute, writes no page)
 	ops/deps.sh peers
 	cargo build --release --locked -p request-receiver -p downstreamer -p bench
 	QUICK=$(QUICK) bench/compare.py

@@ -100,7 +100,7 @@ def try_all(settings, requests, directory):
             runs[name] = try_out(name, requests, directory)
             print(f"{name}: {'checks' if runs[name] else 'does not check'} the signature", flush=True)
         except (Failed, OSError) as error:
-            left_out[name] = " ".join(str(error).split())[:300]
+            left_out[name] = reason(error)
             print(f"{name} is left out: {error}", flush=True)
     return runs, left_out
 
@@ -170,16 +170,31 @@ def one_round(name, settings, requests, directory):
     return entry
 
 
-def all_rounds(settings, names, requests, directory):
+def all_rounds(settings, names, left_out, requests, directory):
+    """Returns the rounds. Another system that fails in one is left out of all, with the reason."""
     # Each round runs the systems the other way round, as in run.py.
     plan = [(number, name) for number in range(1, settings["rounds"] + 1)
             for name in names[:: 1 if number % 2 else -1]]
     rounds = []
     for step, (number, name) in enumerate(plan, 1):
-        entry = {"system": name, "round": number, **one_round(name, settings, requests, directory)}
+        if name in left_out:
+            continue
+        try:
+            entry = {"system": name, "round": number, **one_round(name, settings, requests, directory)}
+        except (Failed, OSError, subprocess.SubprocessError) as error:
+            if name.startswith("spillway"):
+                raise
+            left_out[name] = f"round {number}: " + reason(error)
+            print(f"{name} is left out: {error}", flush=True)
+            continue
         rounds.append(entry)
         print(f"[{step}/{len(plan)}] round {number}, {name}: " + compare.words(entry), flush=True)
-    return rounds
+    return [entry for entry in rounds if entry["system"] not in left_out]
+
+
+def reason(error):
+    """Returns the first line of an error: the rest is logs."""
+    return str(error).partition("\n")[0].rstrip(":")[:200]
 
 
 def main():
@@ -193,12 +208,12 @@ def main():
         disk = subprocess.run([str(RELEASE / "fdatasync"), "--json", directory], check=True, capture_output=True)
         facts = machine.facts()
         runs, left_out = try_all(settings, requests, directory)
-        rounds = all_rounds(settings, list(runs), requests, directory)
+        rounds = all_rounds(settings, list(runs), left_out, requests, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     today = datetime.date.today().isoformat()
     raw = {"date": today, "machine": facts, "settings": settings, "fdatasync": json.loads(disk.stdout),
-           "signature": runs, "left_out": left_out, "versions": {name: PEERS[name].versions() for name in runs},
+           "signature": runs, "left_out": left_out, "versions": {name: PEERS[name].versions() for name in runs if name not in left_out},
            "rounds": rounds}
     # A quick run is too short for a page.
     quick = RELEASE.parent / "peers" / "quick"

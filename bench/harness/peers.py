@@ -256,6 +256,7 @@ def postgres_version():
 RECEIVER = version_of(str(servers.RELEASE / "request-receiver"), "--version")
 NOTHING = "nothing"
 SYNCED = "the webhook, in Redis' AOF (`appendfsync always`)"
+AS_REDIS = f"{SYNCED}, if it waits for Redis' answer"
 
 PEERS = {
     "spillway-always": Peer("Spillway", SYNCED, lambda directory: spillway(directory, "always"), RECEIVER),
@@ -272,14 +273,14 @@ PEERS = {
     "adnanh-webhook": Peer("webhook (adnanh) → Redis", SYNCED, adnanh,
                            version_of(str(INSTALLED / "debian" / "usr" / "bin" / "webhook"), "-version")),
     "vector": Peer(
-        "Vector → Redis", SYNCED,
+        "Vector → Redis", AS_REDIS,
         by_path("PEER_VECTOR", "vector", ["--config", "{here}/vector.yaml"], ("LLEN", "webhooks")),
         lambda: machine.first_line(os.environ["PEER_VECTOR"], "--version"), "PEER_VECTOR"),
     "redpanda-connect": Peer(
-        "Redpanda Connect → Redis", SYNCED,
+        "Redpanda Connect → Redis", AS_REDIS,
         by_path("PEER_REDPANDA_CONNECT", "redpanda-connect", ["run", "{here}/connect.yaml"], ("XLEN", "webhooks")),
         lambda: machine.first_line(os.environ["PEER_REDPANDA_CONNECT"], "--version"), "PEER_REDPANDA_CONNECT"),
     "other": Peer(
-        os.environ.get("PEER_OTHER_NAME", "another receiver"), SYNCED,
+        os.environ.get("PEER_OTHER_NAME") or "another receiver", AS_REDIS,
         by_path("PEER_OTHER", "other", [], ("XLEN", "webhooks")), lambda: os.environ["PEER_OTHER"], "PEER_OTHER"),
 }
