@@ -213,8 +213,8 @@ def main():
         shutil.rmtree(directory, ignore_errors=True)
     today = datetime.date.today().isoformat()
     raw = {"date": today, "machine": facts, "settings": settings, "fdatasync": json.loads(disk.stdout),
-           "signature": runs, "left_out": left_out, "versions": {name: PEERS[name].versions() for name in runs if name not in left_out},
-           "rounds": rounds}
+           "signature": runs, "left_out": left_out, "rounds": rounds,
+           "versions": {name: PEERS[name].versions() for name in runs if name not in left_out}}
     # A quick run is too short for a page.
     quick = RELEASE.parent / "peers" / "quick"
     results = Path(setting("RESULTS", str(quick if settings["quick"] else

@@ -125,12 +125,14 @@ def write(directory, raw, docs):
     text, drawn = tables(raw), plots(raw)
     (directory / "peers.json").write_text(json.dumps(raw, indent=1) + "\n")
     (directory / "peers.svg").write_text(drawn)
-    head = "# Spillway beside other receivers\n\nWritten by `make peers`; bench/README.md says what is measured and how.\n\n"
+    head = ("# Spillway beside other receivers\n\n"
+            "Written by `make peers`; bench/README.md says what is measured and how.\n\n")
     (directory / "peers.md").write_text(f"{head}{text}\n![rate and CPU](peers.svg)\n")
     if docs:
         (docs / "img" / "compare.svg").write_text(drawn)
         page = docs / "compare.md"
-        page.write_text(filled(page.read_text(), f"{text}\n![Webhooks per second and CPU per webhook](img/compare.svg)\n"))
+        image = "![Webhooks per second and CPU per webhook](img/compare.svg)"
+        page.write_text(filled(page.read_text(), f"{text}\n{image}\n"))
     return text
 
 

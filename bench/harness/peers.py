@@ -240,7 +240,8 @@ def python_versions():
     lines = (SOURCES / "fastapi-redis" / "requirements.txt").read_text().split()
     named = dict(line.split("==") for line in lines)
     python = machine.first_line(str(INSTALLED / "fastapi-redis" / "bin" / "python"), "--version")
-    return ", ".join([python, *(f"{name} {named[name]}" for name in ("fastapi", "uvicorn", "uvloop", "redis", "hiredis"))])
+    shown = ("fastapi", "uvicorn", "uvloop", "redis", "hiredis")
+    return ", ".join([python, *(f"{name} {named[name]}" for name in shown)])
 
 
 def lua_versions():
@@ -250,7 +251,8 @@ def lua_versions():
 
 
 def postgres_version():
-    return node_versions("express-postgres")() + ", " + machine.first_line(f"{postgres_programs()}/postgres", "--version")
+    version = machine.first_line(f"{postgres_programs()}/postgres", "--version")
+    return f"{node_versions('express-postgres')()}, {version}"
 
 
 RECEIVER = version_of(str(servers.RELEASE / "request-receiver"), "--version")
