@@ -8,7 +8,7 @@ REVISION = $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 # One command builds all: several would build tokio and the like once for each set of features.
 BUILD_TESTS := cargo build --locked --workspace --bins --tests --examples
 
-.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes endure-console chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store mutate-service deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test console-screenshots clean-run
+.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes endure-console chaos hostile fuzz timing alerts-live bench peers characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store mutate-service deb deb-kafka package-test release reproduce release-test image-test compose-test chart-test trace-test console-screenshots clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,11 @@ alerts-live: ## every alert in its fault, live: a table (5 minutes, as root)
 bench: ## measure the receiver beside a bare server; bench/README.md says what and how
 	cargo build --release --locked -p request-receiver -p bench
 	bench/run.py
+
+peers: ## Spillway beside other receivers in one run: nginx with Lua, FastAPI, BullMQ, PostgreSQL; writes docs/compare.md (6 minutes; QUICK=1: a minute, writes no page)
+	ops/deps.sh peers
+	cargo build --release --locked -p request-receiver -p downstreamer -p bench
+	QUICK=$(QUICK) bench/compare.py
 
 characterize: ## every load scenario against its threshold, with plots and a report (SCENARIOS='half flood', SUSTAINED_SECONDS, FLOOD_SECONDS)
 	cargo build --release --locked -p request-receiver -p downstreamer -p archiver -p spillway -p bench --bins --example late_secrets

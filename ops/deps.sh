@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what `make run`, `make kafka`, `make test`, `make package-test`, `make release`, `make trace-test`,
-# `make audit` or `make fuzz` needs and this machine lacks.
+# `make audit`, `make fuzz` or `make peers` needs and this machine lacks.
 #
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
@@ -13,6 +13,8 @@
 #     ops/deps.sh traces  those of a test; builds an OpenTelemetry Collector with Go
 #     ops/deps.sh audit   cargo-deny and cargo-audit, at pinned versions, beside the build
 #     ops/deps.sh fuzz    cargo-fuzz in the same way; a nightly toolchain has to be there
+#     ops/deps.sh peers   those of a run, and what other receivers are run with: nginx, Node and npm, PostgreSQL, Python,
+#                         wrk; fetches the receivers (bench/peers/install.sh)
 #
 # With everything there it changes nothing and says nothing. Packages come by apt, as root or by a
 # sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust
@@ -53,6 +55,12 @@ tools_for() {
       [ -e /etc/ssl/certs/ca-certificates.crt ] || echo authorities:ca-certificates
       pip_of_python
       ;;
+    peers)
+      tools_for run
+      printf '%s\n' nginx:nginx-light node:nodejs npm:npm wrk:wrk redis-cli:redis-tools python3:python3 unshare:util-linux
+      compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || echo postgres-of-debian:postgresql
+      pip_of_python
+      ;;
     test | traces)
       tools_for run
       tools_for kafka
@@ -80,7 +88,7 @@ keyring() {
 headers_for() {
   # A compiler without the C library's headers builds nothing.
   echo stdlib.h:libc6-dev
-  [ "$1" = run ] || printf '%s\n' curl/curl.h:libcurl4-openssl-dev openssl/ssl.h:libssl-dev zlib.h:zlib1g-dev
+  [[ $1 = run || $1 = peers ]] || printf '%s\n' curl/curl.h:libcurl4-openssl-dev openssl/ssl.h:libssl-dev zlib.h:zlib1g-dev
 }
 
 # Debian keeps some headers by architecture.
@@ -280,9 +288,9 @@ require_recent_redis() {
 
 main() {
   case "${1:-}" in
-    run | kafka | test | package | release | traces | audit | fuzz) ;;
+    run | kafka | test | package | release | traces | audit | fuzz | peers) ;;
     *)
-      say "usage: ops/deps.sh run|kafka|test|package|release|traces|audit|fuzz"
+      say "usage: ops/deps.sh run|kafka|test|package|release|traces|audit|fuzz|peers"
       exit 64
       ;;
   esac
@@ -311,6 +319,7 @@ main() {
   fi
   [ "$1" = kafka ] || require_recent_redis
   case "$1" in
+    peers) "$here/../bench/peers/install.sh" ;;
     test | traces)
       require_vegeta
       rclone_server

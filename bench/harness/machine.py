@@ -24,6 +24,15 @@ def family_cpu_seconds(pid):
     return cpu_seconds(pid) + sum(map(cpu_seconds_or_0, children))
 
 
+def tree_cpu_seconds(pid):
+    """Returns the CPU time of a process and all its descendants, such as the workers of a cluster and theirs."""
+    try:
+        lists = [task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return cpu_seconds_or_0(pid) + sum(tree_cpu_seconds(int(child)) for children in lists for child in children.split())
+
+
 def cpu_seconds_or_0(pid):
     """Returns 0 for a process that has ended: the time of a child that was reaped is its parent's."""
     try:
@@ -35,12 +44,12 @@ def cpu_seconds_or_0(pid):
 class Usage:
     """CPU of processes since it was created."""
 
-    def __init__(self, pids):
-        self.pids = pids
+    def __init__(self, pids, seconds=family_cpu_seconds):
+        self.pids, self.seconds = pids, seconds
         self.before = self.now()
 
     def now(self):
-        return {name: family_cpu_seconds(pid) for name, pid in self.pids.items()}
+        return {name: self.seconds(pid) for name, pid in self.pids.items()}
 
     def each_us(self, count):
         """Returns the microseconds of each process for each of `count` webhooks."""

@@ -29,6 +29,8 @@ TICKS = 5
 MARKED_MAX = 25
 # Width of the columns in which no more than the lowest and the highest of a line's points are drawn.
 COLUMN = 4
+# A bar that is longer than so many times the next one is cut.
+CUT_FROM = 3
 # Average width of a letter in the legend, because SVG cannot measure text.
 LETTER = 6.6
 
@@ -69,6 +71,34 @@ def bars(title, y_label, groups, note=""):
             if name in one:
                 out += bar(middle + wide * (index - len(names) / 2), wide, one[name], high, index)
     return page([*out, *legend(names, swatch)])
+
+
+def rows(title, stacks, note=""):
+    """Draws bars from left to right, one for each name, the names in a column of their own. `stacks` is
+    {name: [(part, value)] from left to right}; the later parts are paler. A bar that is much longer than the
+    others is cut."""
+    left = LEFT + LETTER * max(map(len, stacks), default=0) * 0.9
+    sums = sorted(sum(value for _, value in parts) for parts in stacks.values())
+    top_sum = sums[-2] * 1.2 if len(sums) > 1 and sums[-1] > CUT_FROM * sums[-2] else sums[-1]
+    scale = (WIDTH - RIGHT - 60 - left) / (top_sum or 1)
+    high = min(34, (HEIGHT - TOP - 20) / max(1, len(stacks)))
+    out = [text(RIGHT, 26, title, "title"), text(WIDTH - RIGHT, 26, note, "note")]
+    for index, (name, parts) in enumerate(stacks.items()):
+        top, at, whole = 50 + high * index, left, sum(value for _, value in parts)
+        shrink = min(1, top_sum / (whole or 1))
+        out.append(text(left - 8, top + high / 2 + 1, name, "y"))
+        for level, (part, value) in enumerate(parts):
+            long = max(0, value * scale * shrink)
+            out.append(f'<rect x="{at:.1f}" y="{top:.0f}" width="{long:.1f}" height="{high - 9:.0f}" '
+                       f'fill="{color(0)}" fill-opacity="{1 if level == 0 else 0.45}"/>')
+            if part and long > 10 + len(part) * LETTER:
+                out.append(text(at + long / 2, top + high / 2, part, "part white" if level == 0 else "part"))
+            at += long
+        if shrink < 1:
+            # A gap in the bar.
+            out.append(f'<rect x="{at - 24:.0f}" y="{top - 2:.0f}" width="6" height="{high - 5:.0f}" fill="white"/>')
+        out.append(text(at + 6, top + high / 2 + 1, number(whole)))
+    return page(out)
 
 
 def bar(left, wide, parts, high, index):
