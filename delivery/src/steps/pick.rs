@@ -92,14 +92,15 @@ fn pick_of<C: Content>(
     }
 }
 
-/// True if a webhook of the shop waits for a turn of this class.
+/// True if a webhook of the shop waits for a turn of this class, or may wait in the part of a lane that is not
+/// indexed.
 fn has_ready<C: Content>(core: &mut Core<C>, shop: ShopKey, class: Class) -> bool {
     let index = &core.queue.index;
     let Some(shop) = core.queue.shops.get(shop) else { return false };
     for key in &shop.lanes {
         let Some(lane) = core.queue.lanes.get_mut(*key) else { continue };
         let is_ready = |position, resource| index.is_ready(*key, resource, position);
-        if lane.ready.peek(class, false, is_ready).is_some() {
+        if lane.rest.is_some() || lane.ready.peek(class, None, is_ready).is_some() {
             return true;
         }
     }

@@ -252,7 +252,7 @@ async fn a_connection_with_more_of_a_huge_answer_is_not_used_again() {
 
 #[tokio::test]
 async fn deliveries_at_once_have_a_connection_each() {
-    const SCRIPT: &[&[Step]] = &[&[Step::Swallow]; 8];
+    const SCRIPT: &[&[Step]] = &[&[Step::Swallow] as &[Step]; 8];
     let (pool, mut received) = backend(SCRIPT, 8, always()).await;
     let pool = Arc::new(pool);
     let deliveries: Vec<_> = (0..8)
@@ -276,7 +276,7 @@ async fn deliveries_at_once_have_a_connection_each() {
 
 #[tokio::test]
 async fn idle_connections_are_bounded() {
-    const SCRIPT: &[&[Step]] = &[&[]; 3];
+    const SCRIPT: &[&[Step]] = &[&[] as &[Step]; 3];
     let (pool, _received) = backend(SCRIPT, 2, always()).await;
     let mut taken = Vec::new();
     for _ in 0..3 {
