@@ -66,9 +66,11 @@ pub(super) struct DrainArguments {
     output: OutputArgs,
 }
 
-/// Lines of progress on standard error: a new one if there is something new, and not too often.
+/// Lines of progress on standard error: the first one at once, and another one if there is something new, but not too
+/// often.
+#[derive(Default)]
 struct DrainProgress {
-    said_at: Instant,
+    said_at: Option<Instant>,
     said: String,
 }
 
@@ -130,7 +132,7 @@ pub(super) async fn run(place: CellArgs, arguments: DrainArguments) -> Result<Ex
     let except = arguments.except_shops.iter().cloned().collect();
     let mut looker = CellLooker::new(place, scope.clone(), except, arguments.receivers());
     let mut watch = DrainWatch::new(scope.clone(), arguments.quiet_for);
-    let mut progress = DrainProgress { said_at: began, said: String::new() };
+    let mut progress = DrainProgress::default();
     let mut last: Option<DrainLook> = None;
     loop {
         let looked_at = Instant::now();
@@ -190,8 +192,9 @@ fn text_of(blockers: &[Blocker]) -> String {
 
 impl DrainProgress {
     fn tell(&mut self, text: &str) {
-        if self.said != text && self.said_at.elapsed() >= PROGRESS_EVERY {
-            self.said_at = Instant::now();
+        let is_soon = self.said_at.is_some_and(|at| at.elapsed() < PROGRESS_EVERY);
+        if self.said != text && !is_soon {
+            self.said_at = Some(Instant::now());
             text.clone_into(&mut self.said);
             eprintln!("{text}");
         }
