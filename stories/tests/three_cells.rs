@@ -120,11 +120,11 @@ impl Member {
         let downstreamer = cell.downstreamer(backend, &[]).await;
         let member = Self { producer, downstreamer, receiver, redis, cell };
         // What one consumer settles before the other one registers would not be kept for it.
-        member.is_led().await;
+        member.lead().await;
         member
     }
 
-    async fn is_led(&self) {
+    async fn lead(&self) {
         self.downstreamer.leads().await;
         self.producer.leads().await;
     }
@@ -139,7 +139,7 @@ impl Member {
 
     /// Pauses every consumer, and waits until they have stopped.
     async fn pause(&self) {
-        self.is_led().await;
+        self.lead().await;
         for consumer in CONSUMERS {
             self.spillway(&["pause", "--all", "--consumer", consumer]).await;
         }

@@ -10,7 +10,6 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 use spillway_process::settings::parse_duration;
-use spillway_queue::QueueError;
 use tokio::time::{Instant, sleep};
 
 use super::drained::{
@@ -48,6 +47,11 @@ pub(super) struct DrainArguments {
     /// Leave out the lanes of this shop, because its webhooks fail; may be repeated. They stay in this cell
     #[arg(long = "except-shop", value_name = "SHOP", value_parser = shop, conflicts_with_all = ["shops", "shops_file"])]
     except_shops: Vec<String>,
+
+    /// Wait only for this consumer; may be repeated. Default: all; with --so-far or --shop, all except archives, which
+    /// keep no order between cells
+    #[arg(short, long = "consumer", value_name = "CONSUMER")]
+    consumers: Vec<String>,
 
     /// Time for which nothing new must come, longer than ACK_TIMEOUT of the receivers; at least 1s
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = quiet)]
@@ -130,7 +134,9 @@ pub(super) async fn run(place: CellArgs, arguments: DrainArguments) -> Result<Ex
     let began = Instant::now();
     let scope = arguments.scope()?;
     let except = arguments.except_shops.iter().cloned().collect();
-    let mut looker = CellLooker::new(place, scope.clone(), except, arguments.receivers());
+    let consumers = arguments.consumers.clone();
+    let receivers = arguments.receivers();
+    let mut looker = CellLooker::new(place, scope.clone(), except, consumers, receivers);
     let mut watch = DrainWatch::new(scope.clone(), arguments.quiet_for);
     let mut progress = DrainProgress::default();
     let mut last: Option<DrainLook> = None;
@@ -145,16 +151,20 @@ pub(super) async fn run(place: CellArgs, arguments: DrainArguments) -> Result<Ex
             }
             Err(failure) if last.is_some() && is_passing(&failure) => {
                 watch.on_failure();
-                progress.tell(&failure.to_string());
+                progress.tell(&text_of(&watch.blockers));
             }
             Err(failure) => return Err(failure),
         }
         let is_late = arguments.timeout.is_some_and(|timeout| began.elapsed() >= timeout);
         let is_over = matches!(verdict, DrainVerdict::Drained | DrainVerdict::Unknown);
         if let Some(look) = last.as_ref().filter(|_| is_over || is_late) {
-            let (quiet_for, took) = (arguments.quiet_for, began.elapsed());
-            let (scope, blockers) = (&scope, watch.blockers.as_slice());
-            let end = DrainEnd { scope, look, blockers, quiet_for, took };
+            let end = DrainEnd {
+                scope: &scope,
+                look,
+                blockers: &watch.blockers,
+                quiet_for: arguments.quiet_for,
+                took: began.elapsed(),
+            };
             return end.tell(verdict, arguments.output);
         }
         let pause = LOOK_EVERY.max(3 * looked_at.elapsed());
@@ -176,9 +186,9 @@ async fn advance(
     Ok((verdict, look))
 }
 
-/// True if Redis is restarted or away, and may come back.
+/// True if Redis is restarted, away or no master any more, and may come back.
 fn is_passing(failure: &Failure) -> bool {
-    matches!(failure, Failure::Queue(QueueError::Unreachable(_) | QueueError::Loading))
+    matches!(failure, Failure::Queue(error) if error.is_passing())
 }
 
 fn text_of(blockers: &[Blocker]) -> String {

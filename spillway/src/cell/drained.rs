@@ -6,6 +6,7 @@
 //! | shops | `Quiet` | the same, for webhooks of these shops |
 //! | so far | `Quiet` | `Settling`, once no overflow is left for a while: what was stored before has its place in the queue |
 //! | so far | `Settling` | drained once nothing of that waits |
+//! | any | any | `Quiet` again, after Redis did not answer |
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -151,9 +152,7 @@ impl DrainWatch {
     /// Takes into account that Redis did not answer: anything may come meanwhile.
     pub(super) fn on_failure(&mut self) {
         self.blockers = vec![Blocker::Away];
-        if let DrainPhase::Quiet { since } = &mut self.phase {
-            *since = None;
-        }
+        self.phase = DrainPhase::Quiet { since: None };
     }
 
     fn blockers_of(&self, look: &DrainLook) -> Vec<Blocker> {
@@ -299,6 +298,14 @@ mod tests {
         watch.on_failure();
         assert_eq!(watch.blockers, [Blocker::Away]);
         assert_eq!(watch.on_look(&look(5, 0), start + QUIET_FOR), Wait);
+        assert_eq!(watch.on_look(&look(5, 0), start + 2 * QUIET_FOR), Drained);
+        // The time up to which webhooks are waited for may not have been read.
+        let mut watch = DrainWatch::new(DrainScope::SoFar, QUIET_FOR);
+        watch.on_look(&look(5, 1), start);
+        assert_eq!(watch.on_look(&look(5, 1), start + QUIET_FOR), Marked);
+        watch.on_failure();
+        assert_eq!(watch.on_look(&look(5, 0), start + QUIET_FOR), Wait);
+        assert_eq!(watch.on_look(&look(5, 1), start + 2 * QUIET_FOR), Marked);
         assert_eq!(watch.on_look(&look(5, 0), start + 2 * QUIET_FOR), Drained);
     }
 

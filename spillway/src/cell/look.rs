@@ -21,7 +21,7 @@ use super::drained::{ConsumerLeft, DrainLook, DrainScope, OverflowLook};
 use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::out::printable;
-use crate::place::CellArgs;
+use crate::place::{CellArgs, unknown};
 use crate::status::state_of;
 use crate::walk::{Look, Waiting};
 
@@ -40,6 +40,8 @@ pub(super) struct CellLooker {
     scope: DrainScope,
     /// Shops whose lanes are left out.
     except: BTreeSet<String>,
+    /// Names of the consumers that are looked at; empty: all that the scope concerns.
+    consumers: Vec<String>,
     /// Admin addresses of receivers.
     receivers: Vec<String>,
     client: HttpClient,
@@ -55,12 +57,14 @@ impl CellLooker {
         place: CellArgs,
         scope: DrainScope,
         except: BTreeSet<String>,
+        consumers: Vec<String>,
         receivers: Vec<String>,
     ) -> Self {
         Self {
             place,
             scope,
             except,
+            consumers,
             receivers,
             client: HttpClient::plain(),
             connection: None,
@@ -75,8 +79,12 @@ impl CellLooker {
         // Read before the status: what is restored in between is a change of the number of accepted webhooks.
         let overflow = self.overflow(&redis, &mut connection).await?;
         let status = status::read(&redis, &mut connection).await?;
+        let is_known = |name: &&String| status.consumers.iter().any(|known| known.name == **name);
+        if let Some(name) = self.consumers.iter().find(|name| !is_known(name)) {
+            return Err(unknown(name, &status));
+        }
         let mut consumers = Vec::new();
-        for consumer in &status.consumers {
+        for consumer in status.consumers.iter().filter(|consumer| self.is_meant(consumer)) {
             consumers.push(self.left(&redis, &mut connection, consumer).await?);
         }
         consumers.extend(of_nobody(&status));
@@ -103,6 +111,15 @@ impl CellLooker {
         }
     }
 
+    /// True if a consumer is waited for. An archive keeps no order between cells, so only a cell that shall be empty
+    /// waits for it.
+    fn is_meant(&self, consumer: &ConsumerStatus) -> bool {
+        match self.consumers.is_empty() {
+            true => self.scope == DrainScope::All || consumer.delivers(),
+            false => self.consumers.contains(&consumer.name),
+        }
+    }
+
     async fn left(
         &self,
         redis: &Redis,
@@ -120,7 +137,7 @@ impl CellLooker {
                 waiting.saturating_sub(left_out.map(|row| row.waiting).sum())
             }
             DrainScope::SoFar => {
-                let is_left = self.has_older(redis, connection, consumer).await?;
+                let is_left = self.finds_older(redis, connection, consumer).await?;
                 if is_left { waiting } else { 0 }
             }
             DrainScope::Shops(shops) => of_shops(&self.place, &consumer.name, shops).await?,
@@ -137,7 +154,7 @@ impl CellLooker {
     }
 
     /// True if a webhook waits that was accepted until the mark. Without a mark, that is any.
-    async fn has_older(
+    async fn finds_older(
         &self,
         redis: &Redis,
         connection: &mut Connection,
@@ -191,14 +208,11 @@ impl CellLooker {
         status: &CellStatus,
     ) -> Result<(u64, bool), Failure> {
         let DrainScope::Shops(shops) = &self.scope else { return Ok((0, false)) };
-        let (mut arrived, mut is_blind) = (0, true);
-        if let Some(watch) = &mut self.arrivals {
-            arrived = watch.take();
-            is_blind = watch.is_blind(status.queue.accepted);
-        }
-        if is_blind {
+        let accepted = status.queue.accepted;
+        let arrived = self.arrivals.as_mut().map_or(0, ShopArrivals::take);
+        let is_blind = self.arrivals.as_ref().is_some_and(|watch| watch.is_blind(accepted));
+        if is_blind || self.arrivals.is_none() {
             let after = newest(redis, connection, status).await?;
-            let accepted = status.queue.accepted;
             let watch = ShopArrivals::start(redis.clone(), shops.clone(), after, accepted);
             self.arrivals = Some(watch);
         }
