@@ -47,11 +47,11 @@ lint: ## formatting, lints and docs
 audit: ## licences, sources, bans and advisories of what is depended on; says what it could not look at
 	ops/audit.sh
 
-endure: ## the stories that the suite plays small, at the size of the promise (80 minutes)
+endure: ## the stories that the suite plays small, at the size of the promise (2 hours)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	ENDURE=1 cargo test --locked -p stories --test suite -- --nocapture --test-threads 1 --skip big_lanes:: \
-		duplicates:: circuit_breaker:: verbs:: kafka_exactly_once:: kafka_faults:: restart:: lanes:: shop_share:: spill:: spill_disk:: console_scale::
+		duplicates:: circuit_breaker:: verbs:: kafka_exactly_once:: kafka_faults:: restart:: lanes:: shop_share:: spill:: spill_disk:: console_scale:: three_cells::
 	@echo 'longer, each by itself: make endure-shops, make endure-lanes, make endure-spill, make endure-console'
 
 chaos endure-spill endure-shops endure-lanes endure-console hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c

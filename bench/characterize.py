@@ -23,7 +23,7 @@ from harness.campaign import Campaign, fail
 from harness.servers import RELEASE, ROOT, Failed, alone
 
 SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "backlog", "overload", "sizes", "connections", "tls",
-             "traces", "secrets", "receivers", "forged", "endtoend", "fairness", "effect", "drain", "verbs",
+             "traces", "secrets", "receivers", "cells", "forged", "endtoend", "fairness", "effect", "drain", "verbs",
              "coalesce", "archive", "soak"]
 # Run only if named: they need a Kafka broker, and binaries built with librdkafka.
 KAFKA_SCENARIOS = ["kafka"]
@@ -65,7 +65,7 @@ def check_tools(scenarios):
     if not scenarios or set(scenarios) - set(KAFKA_SCENARIOS):
         binaries = [*BINARIES, *binaries]
     tools = ["wrk", "redis-server", "redis-cli"]
-    if not scenarios or "sustained" in scenarios:
+    if not scenarios or {"sustained", "cells"} & set(scenarios):
         tools.append("nginx")
     missing = [tool for tool in tools if not shutil.which(tool)]
     missing += [f"target/release/{name}" for name in binaries if not (RELEASE / name).exists()]

@@ -8,8 +8,8 @@ use spillway_process::start::{env_files, parse_flags, read_env_files};
 use spillway_process::{exit, generate, show_settings};
 
 use crate::{
-    archive, audit, config, console, consumers, dead, dev, doctor, explain, forget, gaps, health,
-    pause, queue, replay, restore, send, status, top,
+    archive, audit, cell, config, console, consumers, dead, dev, doctor, explain, forget, gaps,
+    health, pause, queue, replay, restore, send, status, top,
 };
 
 /// File from which `dev` reads settings that are neither flags nor in the environment.
@@ -64,6 +64,8 @@ pub(crate) enum Command {
     Audit(audit::Arguments),
     /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
     Consumers(consumers::Arguments),
+    /// Drain a cell before its shops move to another one
+    Cell(cell::Arguments),
     /// Serve a page that shows the cell, and an API beside it
     Console(Box<console::Arguments>),
     /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong

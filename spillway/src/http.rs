@@ -104,8 +104,17 @@ impl HttpClient {
 
     /// Sends a GET request to `url`.
     pub(crate) async fn get(&self, url: &str) -> Result<HttpAnswer, String> {
+        self.get_up_to(url, ANSWER_BYTES_MAX).await
+    }
+
+    /// Sends a GET request to `url` and reads an answer of up to `bytes_max`.
+    pub(crate) async fn get_up_to(
+        &self,
+        url: &str,
+        bytes_max: usize,
+    ) -> Result<HttpAnswer, String> {
         let request = Request::get(url).body(Full::default()).map_err(|error| error.to_string())?;
-        self.send(request).await
+        self.send_up_to(request, bytes_max).await
     }
 }
 

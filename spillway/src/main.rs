@@ -4,6 +4,7 @@
 mod archive;
 mod audit;
 mod audited;
+mod cell;
 mod cli;
 mod config;
 mod consent;
@@ -85,6 +86,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Gaps(arguments) => gaps::run(arguments).await,
             Command::Audit(arguments) => audit::run(arguments).await,
             Command::Consumers(arguments) => consumers::run(arguments).await,
+            Command::Cell(arguments) => cell::run(arguments).await,
             Command::Console(arguments) => console::run(*arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Health(arguments) => health::run(arguments).await,
