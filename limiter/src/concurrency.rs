@@ -38,9 +38,10 @@ use crate::Sample;
 use crate::window::{BUSY, LimitSample, SampleSums, SampleWindow, count};
 use trouble::Trouble;
 
-/// Latencies below this, in seconds, are equally good. Such a backend is on this machine or beside
-/// it, and what varies there is who gets the processor next, not a queue.
-const GOOD: f64 = 0.0015;
+/// Latencies below this, in seconds, are equally good: nobody waits for so little, and what varies there
+/// is who gets the processor next as much as a queue. Up to it, the limit grows without a gain, and is
+/// never lowered.
+const GOOD: f64 = 0.004;
 /// Excess of the latency over the base, as a logarithm, that justifies an experiment.
 const EXCESS: f64 = 0.15;
 /// Excess that justifies a cut at once, if two slices in a row show it.
@@ -225,7 +226,8 @@ impl ConcurrencyLimiter {
         let is_high = excess(level.latency, base) > EXCESS + 2.0 * level.error;
         let is_busy = level.busy >= BUSY;
         let rested = now.saturating_sub(self.rested_at);
-        let is_lower_due = is_high || (is_busy && self.is_lower_due(now));
+        let is_lower_due =
+            is_high || (is_busy && !is_good(level.latency) && self.is_lower_due(now));
         if is_lower_due && self.limit > self.bounds.min {
             self.lower(Some(level), level.latency, level.in_flight, now);
         } else if is_busy
@@ -297,6 +299,11 @@ impl ConcurrencyLimiter {
 /// at least [`GOOD`].
 fn excess(latency: f64, base: f64) -> f64 {
     latency.max(GOOD.ln()) - base.max(GOOD.ln())
+}
+
+/// True if a latency, which is a logarithm, is as good as any lower one.
+fn is_good(latency: f64) -> bool {
+    latency < GOOD.ln()
 }
 
 /// Distance, as a logarithm, that two limits need for noise not to hide the difference.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{
     ALARM, ConcurrencyLimiter, EXCESS, LOWER_AGAIN, LOWER_EVERY, SearchPhase, WAIT_FIRST,
-    WAIT_LONGEST, excess, round, step,
+    WAIT_LONGEST, excess, is_good, round, step,
 };
 use crate::window::{LimitSample, SampleWindow, count};
 
@@ -92,6 +92,15 @@ impl ConcurrencyLimiter {
             self.back(from, rest, now);
             return;
         }
+        if is_good(high.latency) {
+            self.wait = WAIT_FIRST;
+            if self.limit < self.bounds.max {
+                self.raise(high, (self.limit - from) * 3 / 2 + 1, now);
+            } else {
+                self.rest(self.limit, now);
+            }
+            return;
+        }
         if !contrast.is_clear(contrast.more - contrast.worth()) && !self.is_time_up() {
             return;
         }
@@ -160,6 +169,10 @@ impl ConcurrencyLimiter {
             }
             return;
         };
+        if is_good(high.latency) {
+            self.rest(from, now);
+            return;
+        }
         let contrast = Contrast::of(&low, &high);
         if !contrast.is_clear(contrast.worth()) && !self.is_time_up() {
             return;

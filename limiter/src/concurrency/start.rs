@@ -41,7 +41,7 @@ impl ConcurrencyLimiter {
         self.base = Some(if quiet.count > 0.0 { quiet.latency() } else { tally.latency() });
         // A level that seemed quiet may not have been so. Check it soon.
         self.lowered_at = now.saturating_sub(LOWER_EVERY - LOWER_AGAIN);
-        let part = if is_queueing { (error - rise).exp().max(0.25) } else { 1.0 };
+        let part = if is_queueing { (error - queued).exp().max(0.25) } else { 1.0 };
         self.rest(round(count(self.limit) * part), now);
     }
 }
