@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 
+from . import weights
 from .servers import RELEASE
 
 # Time limit of pace for the last answers, and time for it to write its file.
@@ -19,7 +20,8 @@ def offer(port, requests, rate, seconds, out=None):
     line = [str(RELEASE / "pace"), "--address", f"127.0.0.1:{port}", "--requests", str(requests)]
     line += ["--rate", str(int(rate)), "--seconds", str(seconds), *(["--out", str(out)] if out else [])]
     timeout = seconds + PATIENCE_SECONDS
-    ran = subprocess.run(line, check=True, stdout=subprocess.PIPE, timeout=timeout)
+    ran = subprocess.run(line, check=True, stdout=subprocess.PIPE, timeout=timeout,
+                         preexec_fn=weights.joining("load"))
     return json.loads(ran.stdout)
 
 
