@@ -6,7 +6,6 @@ import os
 import subprocess
 from contextlib import contextmanager
 
-from . import weights
 from .servers import RELEASE, ROOT, Failed
 
 
@@ -29,7 +28,7 @@ def running(port, count, secret, **options):
     """Runs `fill` in the background and stops it by its process id."""
     environment = {"PATH": os.environ["PATH"], "SHOPIFY_CLIENT_SECRET": secret}
     child = subprocess.Popen(command(port, count, options), env=environment, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True, preexec_fn=weights.joining("load"))
+                             stderr=subprocess.PIPE, text=True)
     try:
         yield child
     finally:

@@ -6,7 +6,6 @@ import csv
 import json
 import subprocess
 
-from . import weights
 from .servers import RELEASE
 
 # Time limit of pace for the last answers, and time for it to write its file.
@@ -20,8 +19,7 @@ def offer(port, requests, rate, seconds, out=None):
     line = [str(RELEASE / "pace"), "--address", f"127.0.0.1:{port}", "--requests", str(requests)]
     line += ["--rate", str(int(rate)), "--seconds", str(seconds), *(["--out", str(out)] if out else [])]
     timeout = seconds + PATIENCE_SECONDS
-    ran = subprocess.run(line, check=True, stdout=subprocess.PIPE, timeout=timeout,
-                         preexec_fn=weights.joining("load"))
+    ran = subprocess.run(line, check=True, stdout=subprocess.PIPE, timeout=timeout)
     return json.loads(ran.stdout)
 
 

@@ -16,7 +16,7 @@ import urllib.request
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from . import machine, weights
+from . import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 # Build directory of cargo, as in the Makefile.
@@ -50,10 +50,7 @@ def alone():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Failed(f"another benchmark runs here (it holds {path})") from None
-        try:
-            yield
-        finally:
-            weights.remove()
+        yield
 
 
 @contextmanager
@@ -63,7 +60,7 @@ def process(name, command, environment, log_directory, pass_fds=()):
     with open(log_path, "ab") as log:
         child = subprocess.Popen(
             command, env={"PATH": os.environ["PATH"], **environment}, stdout=log, stderr=log,
-            pass_fds=pass_fds, preexec_fn=weights.joining(name),
+            pass_fds=pass_fds,
         )
     try:
         yield child

@@ -6,7 +6,6 @@ import signal
 import subprocess
 from contextlib import contextmanager
 
-from . import weights
 from .servers import ROOT, Failed
 
 
@@ -22,8 +21,7 @@ def run(port, connections, seconds, threads, requests, scheme="http"):
     """Sends for a number of seconds. Returns requests, non-2xx, errors and latency percentiles. Over https, the
     certificate is not checked."""
     line = command(port, connections, seconds, threads, requests, scheme)
-    out = subprocess.run(line, capture_output=True, text=True, timeout=seconds + 60,
-                         preexec_fn=weights.joining("load"))
+    out = subprocess.run(line, capture_output=True, text=True, timeout=seconds + 60)
     for line in out.stdout.splitlines():
         if line.startswith("RESULT "):
             return json.loads(line.removeprefix("RESULT "))
@@ -35,7 +33,7 @@ def running(port, connections, seconds_max, threads, requests):
     """Sends in the background for at most a number of seconds. Stopped by its process id."""
     line = command(port, connections, seconds_max, threads, requests)
     with open(os.devnull, "w") as nowhere:
-        child = subprocess.Popen(line, stdout=nowhere, stderr=nowhere, preexec_fn=weights.joining("load"))
+        child = subprocess.Popen(line, stdout=nowhere, stderr=nowhere)
     try:
         yield child
     finally:

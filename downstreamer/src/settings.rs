@@ -33,8 +33,8 @@ const ORDERS: [(&str, OrderBy); 4] = [
 ];
 
 /// Values of `DELIVERY_THREADS`.
-const THREADS: [(&str, TaskThreads); 2] =
-    [("cores", TaskThreads::Cores), ("one", TaskThreads::One)];
+const THREADS: [(&str, TaskThreads); 3] =
+    [("auto", TaskThreads::Auto), ("cores", TaskThreads::Cores), ("one", TaskThreads::One)];
 
 /// Delivers queued webhooks to a backend over HTTP, in order per resource, and retries until each is
 /// delivered or a dead letter. Every setting is a flag and an environment variable.
@@ -71,9 +71,9 @@ pub struct DownstreamerArgs {
     #[arg(long, env = "DELIVERY_TIMEOUT", default_value = "30s")]
     delivery_timeout: String,
 
-    /// Threads of this process: cores (one for each), or one, with which a delivery costs the least CPU and
-    /// all together get one core
-    #[arg(long, env = "DELIVERY_THREADS", default_value = "cores")]
+    /// Threads of this process: one, with which a delivery costs the least CPU and all together get one core;
+    /// cores (one for each); or auto, which is one on up to 4 cores and cores on more
+    #[arg(long, env = "DELIVERY_THREADS", default_value = "auto")]
     delivery_threads: String,
 
     /// Minimum of deliveries at once, also for a slow backend [1 to 10000]

@@ -41,7 +41,7 @@ use trouble::Trouble;
 /// Latencies below this, in seconds, are equally good: nobody waits for so little, and what varies there
 /// is who gets the processor next as much as a queue. Up to it, the limit grows without a gain, and is
 /// never lowered.
-const GOOD: f64 = 0.004;
+const GOOD: f64 = 0.003;
 /// Excess of the latency over the base, as a logarithm, that justifies an experiment.
 const EXCESS: f64 = 0.15;
 /// Excess that justifies a cut at once, if two slices in a row show it.

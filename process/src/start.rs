@@ -33,6 +33,9 @@ pub trait ServerArgs: Parser {
     }
 }
 
+/// Cores up to which one thread has as large a part of a cell's machine as its tasks can use.
+const FEW_CORES: usize = 4;
+
 /// Threads that run the tasks of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskThreads {
@@ -40,6 +43,20 @@ pub enum TaskThreads {
     Cores,
     /// The main thread alone: no task wakes another thread.
     One,
+    /// One on a machine of few cores, otherwise one for each core.
+    Auto,
+}
+
+impl TaskThreads {
+    fn are_many(self) -> bool {
+        match self {
+            Self::Cores => true,
+            Self::One => false,
+            Self::Auto => {
+                std::thread::available_parallelism().is_ok_and(|cores| cores.get() > FEW_CORES)
+            }
+        }
+    }
 }
 
 /// Redis or Kafka was absent at start, and the settings require an exit then.
@@ -172,9 +189,10 @@ where
     R: FnOnce(C, CancellationToken) -> F,
     F: Future<Output = anyhow::Result<()>>,
 {
-    let mut builder = match threads {
-        TaskThreads::Cores => tokio::runtime::Builder::new_multi_thread(),
-        TaskThreads::One => tokio::runtime::Builder::new_current_thread(),
+    let mut builder = if threads.are_many() {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
     };
     let runtime = builder.enable_all().build()?;
     let ended = runtime.block_on(async {

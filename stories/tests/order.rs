@@ -44,8 +44,8 @@ async fn two_hundred_resources_stay_in_order_while_a_tenth_of_all_deliveries_fai
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_resources_stay_in_order_on_one_thread() {
-    resources_stay_in_order(seed("order on one thread", 14), 15, "one").await;
+async fn two_hundred_resources_stay_in_order_on_a_thread_for_each_core() {
+    resources_stay_in_order(seed("order on a thread for each core", 14), 15, "cores").await;
 }
 
 /// Delivers so many events of each of 200 resources while a tenth of all deliveries fails.
