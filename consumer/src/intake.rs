@@ -20,9 +20,9 @@ const READ_BYTES: usize = 4 << 20;
 const ARRIVED_MAX: usize = 4;
 /// Mean stored bytes of the packs of a read from which packs are large. After large packs, the next ones are
 /// read by their number: a read in bytes is a script, which costs Redis most where packs are large.
-const LARGE_BYTES: usize = 4 << 10;
-/// Packs of such a read. They may be larger than those before, so they are few.
-const LARGE_AT_ONCE: usize = 4;
+const LARGE_BYTES: usize = 16 << 10;
+/// Most packs of such a read. They may be larger than those before, so they are few.
+const LARGE_AT_ONCE: usize = 16;
 /// Time for which a read waits for new entries.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks for replays while the main stream never ends. Each look is one short script.
@@ -77,8 +77,8 @@ struct Intake<T, F> {
     are_replays_loaded: bool,
     /// Id of the last main entry at start; `None` once it is reached.
     catches_up_at: Option<StreamId>,
-    /// True if the main entries that were read last are large.
-    are_packs_large: bool,
+    /// Number of packs to read next, if those before were large.
+    large_at_once: Option<usize>,
 }
 
 /// The receiver was dropped, or there is nothing more to read.
@@ -118,7 +118,7 @@ where
         last_replay: None,
         are_replays_loaded: false,
         catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
-        are_packs_large: false,
+        large_at_once: None,
     };
     tokio::spawn(intake.run());
     receiver
@@ -214,10 +214,9 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                     return Ok(Err(Closed));
                 }
             }
-            let entries = if self.are_packs_large {
-                self.reader.main_next(connection, self.main, LARGE_AT_ONCE).await?
-            } else {
-                self.reader.main_after(connection, self.main, READ_BYTES).await?
+            let entries = match self.large_at_once {
+                Some(count) => self.reader.main_next(connection, self.main, count).await?,
+                None => self.reader.main_after(connection, self.main, READ_BYTES).await?,
             };
             if entries.is_empty() {
                 let main = Some(self.main);
@@ -227,7 +226,7 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                 }
             }
             if let Some(newest) = entries.last() {
-                self.are_packs_large = are_large(&entries);
+                self.large_at_once = large_at_once(entries.iter().map(|entry| entry.pack.len()));
                 self.last_read = Some(LastRead::of(newest));
             }
             for entry in entries {
@@ -287,10 +286,12 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
     }
 }
 
-/// True if main entries are large: read by their number, the next ones cost Redis less.
-fn are_large(entries: &[Entry]) -> bool {
-    let bytes: usize = entries.iter().map(|entry| entry.pack.len()).sum();
-    !entries.is_empty() && bytes >= LARGE_BYTES * entries.len()
+/// Number of packs to read next, if those before were large: as many as the largest of them would fill a read with.
+/// `None` if they were small, and are read by their bytes.
+fn large_at_once(packs: impl Iterator<Item = usize> + Clone) -> Option<usize> {
+    let largest = packs.clone().max()?;
+    let is_large = packs.clone().sum::<usize>() >= LARGE_BYTES * packs.count();
+    is_large.then(|| (READ_BYTES / largest).clamp(1, LARGE_AT_ONCE))
 }
 
 #[cfg(test)]
@@ -298,13 +299,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packs_are_large_by_their_mean() {
-        let entry = |size: &usize| Entry { id: StreamId::ZERO, pack: vec![b'x'; *size].into() };
-        let entries = |sizes: &[usize]| sizes.iter().map(entry).collect::<Vec<_>>();
-        assert!(!are_large(&[]));
-        assert!(are_large(&entries(&[LARGE_BYTES])));
-        assert!(!are_large(&entries(&[LARGE_BYTES - 1])));
-        assert!(are_large(&entries(&[100, 2 * LARGE_BYTES])));
-        assert!(!are_large(&entries(&[100, 100, 2 * LARGE_BYTES])));
+    fn large_packs_are_read_by_a_number_that_the_largest_allows() {
+        let next = |sizes: &[usize]| large_at_once(sizes.iter().copied());
+        assert_eq!(next(&[]), None);
+        assert_eq!(next(&[LARGE_BYTES - 1]), None);
+        assert_eq!(next(&[100, 100, 2 * LARGE_BYTES]), None);
+        assert_eq!(next(&[LARGE_BYTES]), Some(LARGE_AT_ONCE));
+        assert_eq!(next(&[100, 2 * LARGE_BYTES]), Some(LARGE_AT_ONCE));
+        assert_eq!(next(&[LARGE_BYTES, READ_BYTES / 3]), Some(3));
+        assert_eq!(next(&[LARGE_BYTES, 10 * READ_BYTES]), Some(1), "none is skipped");
     }
 }

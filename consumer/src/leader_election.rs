@@ -351,7 +351,7 @@ impl Leadership {
         let Self { config, connection, candidacy, leader, .. } = self;
         config.gauges.leader.set(1);
         config.show(&leader);
-        // A separate task: the lease must not wait for the consumer's work.
+        // A separate task: the lease must not wait for what the work waits for.
         let candidacy = Arc::new(candidacy);
         let keeper = keep(config.clone(), candidacy.clone(), leader.clone(), connection);
         let keeper = tokio::spawn(keeper);

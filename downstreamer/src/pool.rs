@@ -16,7 +16,9 @@ use tower::ServiceExt;
 
 use crate::answer::AnswerBytes;
 use crate::body::LeasedBody;
-use crate::connect::{BackendConnector, BoxError, ClientOptions, LeaseCheck};
+use crate::connect::{
+    BackendConnector, BoxError, ClientOptions, IDLE_CONNECTION, LeaseCheck, LeaseLost,
+};
 use crate::pool::idle::IdleList;
 use crate::pool::wire::{BackendConnection, BackendStream, SendFailure};
 
@@ -37,6 +39,7 @@ pub(crate) struct BackendPool {
     /// URL to connect to.
     base: Uri,
     idle: Arc<IdleList>,
+    lease: LeaseCheck,
 }
 
 /// A connection for one request.
@@ -60,7 +63,7 @@ impl BackendPool {
         base.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
         let base = Uri::from_parts(base).expect("BUG: a scheme, an authority and a path are a URL");
         let idle = IdleList::new(options.idle_max);
-        Self { connector: options.connector(lease), base, idle }
+        Self { connector: options.connector(lease.clone()), base, idle, lease }
     }
 
     /// Sends a request, and reads its answer up to the bound. The request has a `Host`, and a URL that
@@ -71,6 +74,10 @@ impl BackendPool {
     ) -> Result<(Parts, AnswerBytes), ExchangeError> {
         loop {
             let TakenConnection { mut connection, was_idle } = self.connection().await?;
+            // Waiting may have taken long, and a body that is empty checks nothing.
+            if !(self.lease)() {
+                return Err(ExchangeError::Unconnected(LeaseLost.into()));
+            }
             let response = match connection.send(request).await {
                 Ok(response) => response,
                 // Each time one idle connection less: this ends with a new one.
@@ -85,9 +92,25 @@ impl BackendPool {
             let answer = read.map_err(|error| ExchangeError::Broken(error.into()))?;
             // With more of the answer on it, the connection would take no other request.
             if !answer.is_full() {
-                self.idle.put(connection);
+                self.give_back(connection);
             }
             return Ok((head, answer));
+        }
+    }
+
+    /// Gives a connection to the deliveries to come. Its request may not be sent completely yet: a backend may
+    /// answer before it reads all. Then the rest is sent first, without holding the delivery up.
+    fn give_back(&self, mut connection: BackendConnection) {
+        if connection.rest() {
+            self.idle.add(connection);
+        } else if connection.is_open() {
+            let idle = self.idle.clone();
+            tokio::spawn(async move {
+                let sent = tokio::time::timeout(IDLE_CONNECTION, connection.until_ready()).await;
+                if sent.is_ok() {
+                    idle.put(connection);
+                }
+            });
         }
     }
 

@@ -1,6 +1,7 @@
 //! Idle connections to the backend. The one that was used last is taken first.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -58,9 +59,13 @@ impl IdleList {
 
     /// Adds a connection. One that takes no other request is dropped.
     pub(crate) fn put(self: &Arc<Self>, mut connection: BackendConnection) {
-        if !connection.rest() {
-            return;
+        if connection.rest() {
+            self.add(connection);
         }
+    }
+
+    /// Adds a connection that takes another request.
+    pub(crate) fn add(self: &Arc<Self>, connection: BackendConnection) {
         let mut state = self.state();
         if state.connections.len() >= self.idle_max {
             return;
@@ -81,10 +86,13 @@ impl IdleList {
     pub(crate) async fn returned(&self) -> BackendConnection {
         let _waiting = WaitingDelivery::new(self);
         loop {
+            // One that is returned between the look and the wait wakes this delivery too.
+            let mut returned = pin!(self.returned.notified());
+            returned.as_mut().enable();
             if let Some(connection) = self.take() {
                 return connection;
             }
-            self.returned.notified().await;
+            returned.await;
         }
     }
 

@@ -86,6 +86,25 @@ impl BackendConnection {
         Pin::new(body).poll_frame(context)
     }
 
+    /// True if the connection has not ended, as far as is known.
+    pub(crate) fn is_open(&self) -> bool {
+        self.driver.is_some()
+    }
+
+    /// Drives the connection until it takes another request, or has ended.
+    pub(crate) async fn until_ready(&mut self) {
+        poll_fn(|context| {
+            drive(&mut self.driver, context);
+            if self.driver.is_none() {
+                Poll::Ready(Ok(()))
+            } else {
+                self.sender.poll_ready(context)
+            }
+        })
+        .await
+        .ok();
+    }
+
     /// Polls the connection once, for nobody. Returns true if it takes another request: its last one
     /// was sent and answered completely, and it has not ended, as far as the runtime knows.
     ///
