@@ -166,7 +166,7 @@ impl CellLooker {
             }
             DrainScope::Shops(shops) => {
                 let found = of_shops(&self.place, &consumer.name, shops).await?;
-                let webhooks = found.values().sum();
+                let webhooks: u64 = found.values().sum();
                 self.met.extend(found.into_keys());
                 webhooks
             }
