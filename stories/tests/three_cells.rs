@@ -173,27 +173,27 @@ impl Member {
 
     /// Waits with the operators' command, while one of the processes is killed.
     async fn drain(&mut self, flags: &[&str], victim: Option<Victim>) {
-        let drain = self.draining(flags).await;
+        let drain = self.start_drain(flags).await;
         if let Some(victim) = victim {
             self.kill(victim).await;
         }
-        drained(drain).await;
+        expect_drained(drain).await;
     }
 
     /// The same for a cell whose consumers are paused and have a backlog: they go on while the command waits.
     async fn drain_backlog(&mut self, victim: Victim) {
         let waiting = self.waiting_least().await;
         assert!(waiting > 0, "nothing waits when the drain begins");
-        let mut drain = self.draining(&[]).await;
+        let mut drain = self.start_drain(&[]).await;
         self.kill(victim).await;
         assert_eq!(drain.ended(), None, "{waiting} wait: {}", drain.output());
         assert!(drain.output().contains(" left"), "{}", drain.output());
         self.resume().await;
-        drained(drain).await;
+        expect_drained(drain).await;
     }
 
     /// Starts the operators' command, and waits until it has looked at the cell.
-    async fn draining(&self, flags: &[&str]) -> Process {
+    async fn start_drain(&self, flags: &[&str]) -> Process {
         let admin = self.receiver.admin_address().to_string();
         let fixed =
             ["cell", "drain", "--quiet-for", QUIET_FOR, "--timeout", "120s", "--receiver", &admin];
@@ -358,7 +358,7 @@ impl Fleet {
 }
 
 /// Waits until the operators' command ends, which must succeed.
-async fn drained(mut drain: Process) {
+async fn expect_drained(mut drain: Process) {
     let status = drain.exit(SOON * 2).await;
     assert!(status.success(), "{}", drain.output());
     say(&format!("three cells: {}", drain.output().trim()));

@@ -59,7 +59,7 @@ impl ShopArrivals {
     }
 
     /// Shops of which webhooks were read so far.
-    pub(super) fn met(&self) -> BTreeSet<String> {
+    pub(super) fn shops_met(&self) -> BTreeSet<String> {
         self.counts.met.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -246,7 +246,7 @@ impl CellLooker {
         let arrived = self.arrivals.as_mut().map_or(0, ShopArrivals::take);
         let is_blind = self.arrivals.as_ref().is_some_and(|watch| watch.is_blind(accepted));
         if let Some(watch) = self.arrivals.as_ref().filter(|_| arrived > 0) {
-            self.met.extend(watch.met());
+            self.met.extend(watch.shops_met());
         }
         if is_blind || self.arrivals.is_none() {
             let after = newest(redis, connection, status).await?;
