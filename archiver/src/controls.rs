@@ -44,7 +44,7 @@ impl ControlsReader {
 
     /// Shows the pauses in force.
     pub(crate) fn show(&self, metrics: &ArchiverMetrics) {
-        metrics.pauses.set(i64::try_from(self.current.pauses.len()).unwrap_or(i64::MAX));
+        metrics.pauses.show(&self.current.pauses);
     }
 
     /// Begins to read the controls if their version is another one. While Redis does not answer, the old ones stay in

@@ -9,7 +9,7 @@ use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use spillway_archive::SealedObject;
 use spillway_archive::error::FAILURE_KINDS;
 use spillway_consumer::gauges::{
-    QueueGauges, corrupt_packs, counter, counters, gauge, histogram, pauses,
+    PauseGauges, QueueGauges, corrupt_packs, counter, counters, gauge, histogram,
 };
 use spillway_process::metrics::registry;
 use spillway_queue::consumers::ConsumerName;
@@ -23,7 +23,7 @@ pub(crate) struct ArchiverMetrics {
     /// Packs that could not be decoded.
     pub corrupt: IntCounter,
     /// Pauses in force that an operator set.
-    pub pauses: IntGauge,
+    pub pauses: PauseGauges,
     /// Objects that were deleted because they were old, or lay within others.
     pub deleted: IntCounterVec,
     /// Seconds from the first attempt of a put to its confirmation.
@@ -62,7 +62,7 @@ impl ArchiverMetrics {
         Self {
             queue: Arc::new(QueueGauges::new(&registry, consumer)),
             corrupt: corrupt_packs(&registry),
-            pauses: pauses(&registry),
+            pauses: PauseGauges::new(&registry),
             put_seconds: histogram(
                 &registry,
                 "spillway_archive_put_seconds",

@@ -11,6 +11,7 @@ use prometheus::{
 use spillway_process::consumer_gauges::ConsumerGauges;
 use spillway_process::metrics::register;
 use spillway_queue::consumers::ConsumerName;
+use spillway_queue::controls::Pause;
 use spillway_queue::status::{CellStatus, ConsumerStatus};
 
 use crate::redactions;
@@ -191,11 +192,35 @@ impl RouteCounters {
     }
 }
 
-/// Registers a gauge of the pauses in force.
-pub fn pauses(registry: &Registry) -> IntGauge {
-    let help =
-        "Pauses in force that an operator ordered, of a shop, a topic, a resource, an app or all.";
-    gauge(registry, "spillway_pauses", help)
+/// Gauges of the pauses that an operator ordered.
+#[derive(Clone)]
+pub struct PauseGauges {
+    count: IntGauge,
+    all: IntGauge,
+}
+
+impl PauseGauges {
+    /// Registers the gauges.
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            count: gauge(
+                registry,
+                "spillway_pauses",
+                "Pauses in force that an operator ordered, of a shop, a topic, a resource, an app or all.",
+            ),
+            all: gauge(
+                registry,
+                "spillway_paused_all",
+                "1 while a pause of everything, which an operator ordered, is in force.",
+            ),
+        }
+    }
+
+    /// Shows the pauses in force.
+    pub fn show(&self, pauses: &[Pause]) {
+        self.count.set(i64::try_from(pauses.len()).unwrap_or(i64::MAX));
+        self.all.set(pauses.iter().any(|pause| pause.filter.is_empty()).into());
+    }
 }
 
 /// Registers counters of webhooks that were given up, with a series for each of `reasons` from the

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use spillway_consumer::gauges::{
-    QueueGauges, RouteCounters, TopicCounter, corrupt_packs, counter, counters, dead_lettered,
-    end_to_end, gauge, histogram, pauses,
+    PauseGauges, QueueGauges, RouteCounters, TopicCounter, corrupt_packs, counter, counters,
+    dead_lettered, end_to_end, gauge, histogram,
 };
 use spillway_delivery::{Counts, Status, UndeliveredCounts};
 use spillway_process::metrics::registry;
@@ -36,7 +36,7 @@ pub(crate) struct DownstreamerMetrics {
     /// Webhooks that were delivered.
     pub delivered: IntCounter,
     /// Pauses in force that an operator set.
-    pub pauses: IntGauge,
+    pub pauses: PauseGauges,
     /// Webhooks that the filter excludes.
     pub routes: RouteCounters,
     /// Deliveries that may be under way at once.
@@ -206,7 +206,7 @@ impl DownstreamerMetrics {
                 "spillway_paused",
                 "1 while nothing is sent: the backend is down, refuses, or asked for a pause, or an operator paused everything.",
             ),
-            pauses: pauses(&registry),
+            pauses: PauseGauges::new(&registry),
             routes: RouteCounters::new(&registry),
             backend_refuses: gauge(
                 &registry,

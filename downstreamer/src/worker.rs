@@ -404,7 +404,7 @@ impl Worker {
         for shop in controls.pauses.iter().filter_map(|pause| pause.filter.only_shop()) {
             self.translator.names.learn_shop(shop);
         }
-        self.metrics.pauses.set(i64::try_from(controls.pauses.len()).unwrap_or(i64::MAX));
+        self.metrics.pauses.show(&controls.pauses);
         controls::of(controls, self.leader.cell)
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
+use prometheus::{Histogram, IntCounter, IntCounterVec, Registry};
 use spillway_consumer::gauges::{
-    QueueGauges, RouteCounters, TopicCounter, corrupt_packs, counter, counters, dead_lettered,
-    end_to_end, pauses,
+    PauseGauges, QueueGauges, RouteCounters, TopicCounter, corrupt_packs, counter, counters,
+    dead_lettered, end_to_end,
 };
 use spillway_process::metrics::registry;
 use spillway_queue::consumers::ConsumerName;
@@ -30,7 +30,7 @@ pub(crate) struct ProducerMetrics {
     /// Webhooks that the filter excludes.
     pub routes: RouteCounters,
     /// Pauses in force that an operator set.
-    pub pauses: IntGauge,
+    pub pauses: PauseGauges,
     /// Packs that could not be decoded.
     pub corrupt: IntCounter,
     /// Producers built: one for each leader, and one more whenever the state of one was not known.
@@ -65,7 +65,7 @@ impl ProducerMetrics {
             tracer: None,
             queue: Arc::new(QueueGauges::new(&registry, consumer)),
             routes: RouteCounters::new(&registry),
-            pauses: pauses(&registry),
+            pauses: PauseGauges::new(&registry),
             produced: counter(
                 &registry,
                 "spillway_produced_total",

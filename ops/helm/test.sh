@@ -193,6 +193,12 @@ VALUES
 drainingCells: 1
 VALUES
   ! grep -q 'server cell-spillway-1' "$work/last-drains.yaml" || fail "last-drains: webhooks reach a cell that drains"
+  ! grep -q 'return 503' "$work/last-drains.yaml" || fail "last-drains: the router is closed"
+  good closed 'return 503;' 'add_header Retry-After 2 always;' 'server cell-spillway-1:8080' <<'VALUES'
+cells: 2
+router: {closed: true}
+VALUES
+  ! grep -q 'proxy_pass' "$work/closed.yaml" || fail "closed: webhooks reach a cell"
   good own-secret 'kind: Secret' 'client: "hush"' <<'VALUES'
 clientSecret: {existingSecret: "", key: client, value: hush}
 VALUES
@@ -217,6 +223,8 @@ drainingCells: 1
 redis: {externalUrl: redis://redis:6379}"
   bad 'cells' <<<"$BASE
 cells: 0"
+  bad '/router/closed' <<<"$BASE
+router: {closed: later}"
   bad 'replicas' <<<"$BASE
 replicas: 2"
   bad 'downstreamAppUrl' <<<"clientSecret: {existingSecret: app}

@@ -4,6 +4,7 @@ mod arrivals;
 mod drain;
 mod drained;
 mod look;
+mod overflow;
 
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use std::process::Output;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::Cell;
@@ -38,6 +38,14 @@ fn expect_not_drained(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{told}");
     let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(found["drained"], false, "{found}");
+    told
+}
+
+/// Checks that the command failed without a look at what waits. Returns the message.
+fn expect_refused(output: &Output) -> String {
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(output.stdout.is_empty(), "{told}");
     told
 }
 
@@ -86,8 +94,10 @@ async fn a_receiver_that_still_stores_is_noticed() {
     // Each of them is delivered at once, so hardly a look finds one that waits.
     let own = shop::domain(1);
     expect_not_drained(&drain(&cell, &["--timeout", "5s", "--shop", &own]).await);
+    expect_not_drained(&drain(&cell, &["--timeout", "5s", "--shop", &own.to_uppercase()]).await);
+    // Nothing of it waits, and nothing comes. But its name may be wrong, and the result says so.
     let found = expect_drained(&drain(&cell, &["--timeout", "60s", "--shop", NOBODY]).await);
-    assert_eq!(found["shops"], 1);
+    assert_eq!((&found["shops"], &found["unseen_shops"]), (&1.into(), &json!([NOBODY])));
     expect_drained(&drain(&cell, &["--timeout", "60s", "--so-far"]).await);
     running.stop().await;
     expect_drained(&drain(&cell, &["--timeout", "60s"]).await);
@@ -131,10 +141,79 @@ async fn an_overflow_log_is_asked_for_and_never_taken_for_empty() {
     let spill = cell.directory().join("spill").display().to_string();
     let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
     let _downstreamer = cell.downstreamer(&backend, &[]).await;
+    // Most receivers of this machine are those of other cells.
+    let beside = Cell::beside();
+    let _other_redis = beside.redis(&[]).await;
+    let spill = beside.directory().join("spill").display().to_string();
+    let other_receiver = beside.receiver(&[("SPILL_DIR", &spill)]).await;
+    let other = other_receiver.admin_address().to_string();
+    let wrong =
+        expect_not_drained(&drain(&cell, &["--timeout", "60s", "--receiver", &other]).await);
+    assert!(wrong.contains("none of them has this log"), "{wrong}");
     let nobody = ["--timeout", "60s", "--receiver", "127.0.0.1:1"];
     let told = expect_not_drained(&drain(&cell, &nobody).await);
     assert!(told.contains("overflow log") && told.contains("--receiver"), "{told}");
     let address = receiver.admin_address().to_string();
     let found = expect_drained(&drain(&cell, &["--receiver", &address]).await);
     assert_eq!((&found["has_overflow_log"], &found["overflow"]), (&true.into(), &0.into()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_without_a_cell_or_consumers_is_not_drained() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let told = expect_refused(&drain(&cell, &[]).await);
+    assert!(told.contains("no cell") && told.contains("REDIS_URL"), "{told}");
+    expect_drained(&drain(&cell, &["--allow-empty"]).await);
+    let _receiver = cell.receiver(&[]).await;
+    let told = expect_refused(&drain(&cell, &["--so-far"]).await);
+    assert!(told.contains("no consumer") && told.contains("--allow-empty"), "{told}");
+    expect_drained(&drain(&cell, &["--so-far", "--allow-empty"]).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_in_an_overflow_log_is_waited_for() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let spill = cell.directory().join("spill").display().to_string();
+    let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+    let downstreamer = cell.downstreamer(&backend, &[]).await;
+    downstreamer.leads().await;
+    // Another cell, whose overflow log is empty.
+    let beside = Cell::beside();
+    let _other_redis = beside.redis(&[]).await;
+    let spill = beside.directory().join("spill").display().to_string();
+    let other = beside.receiver(&[("SPILL_DIR", &spill)]).await;
+    let own = receiver.admin_address().to_string();
+    let other_address = other.admin_address().to_string();
+    let alone = ["--receiver", &own];
+    let both = ["--receiver", &other_address, "--receiver", &own];
+
+    redis.command::<()>(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
+    for resource in 0..20 {
+        let event = Event { resource, sequence: 1 };
+        let webhook = shop::webhook(resource % 4, "products/update", event);
+        post(receiver.address(), &webhook).await.expect_stored();
+    }
+    let spilled = async || receiver.metric("spillway_spill_webhooks").await == Some(20.0);
+    until("webhooks are spilled", SOON, spilled).await;
+    for receivers in [&alone[..], &both] {
+        let told = expect_not_drained(&drain_so_far(&cell, receivers, "5s").await);
+        assert!(told.contains("20 webhooks in the overflow log"), "{told}");
+    }
+    assert_eq!(backend.delivered(), 0);
+
+    redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    let found = expect_drained(&drain_so_far(&cell, &both, "60s").await);
+    assert_eq!(backend.delivered(), 20, "what was restored is delivered");
+    assert_eq!((&found["has_overflow_log"], &found["overflow"]), (&true.into(), &0.into()));
+    // One that does not answer may have a log, too.
+    let unknown = ["--receiver", &own, "--receiver", "127.0.0.1:1"];
+    let told = expect_not_drained(&drain_so_far(&cell, &unknown, "60s").await);
+    assert!(told.contains("--receiver"), "{told}");
+}
+
+async fn drain_so_far(cell: &Cell, receivers: &[&str], timeout: &str) -> Output {
+    drain(cell, &[&["--so-far", "--timeout", timeout][..], receivers].concat()).await
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use rand::rngs::StdRng;
+use serde_json::Value;
 use stories::backend::Backend;
 use stories::binaries::repository;
 use stories::cell::{CONCURRENCY, Cell};
@@ -23,6 +24,7 @@ use stories::ledger::Ledger;
 use stories::load::Load;
 use stories::nginx::Nginx;
 use stories::port;
+use stories::process::Process;
 use stories::redis_server::RedisServer;
 use stories::report::say;
 use stories::seed::{chance, seed};
@@ -41,6 +43,8 @@ const ACK_TIMEOUT: &str = "1s";
 const QUIET_FOR: &str = "2s";
 /// Time limit for anything on a busy machine, with the takeover of a leader that was killed.
 const SOON: Duration = Duration::from_secs(120);
+/// Webhooks that wait for each consumer of a cell that is removed, when its drain begins.
+const BACKLOG: u64 = 20;
 /// Time without a new record after which no more are expected.
 const QUIET: Duration = Duration::from_secs(2);
 
@@ -137,7 +141,7 @@ impl Member {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Pauses every consumer, and waits until they have stopped.
+    /// Pauses every consumer, and waits until they know it.
     async fn pause(&self) {
         self.lead().await;
         for consumer in CONSUMERS {
@@ -145,8 +149,20 @@ impl Member {
         }
         for worker in [&self.downstreamer, &self.producer] {
             let what = format!("{} is paused", worker.name());
-            until(&what, SOON, async || worker.metric("spillway_pauses").await == Some(1.0)).await;
+            let is_paused = async || worker.metric("spillway_paused_all").await == Some(1.0);
+            until(&what, SOON, is_paused).await;
         }
+    }
+
+    /// Least number of webhooks that wait for one of the consumers.
+    async fn waiting_least(&self) -> u64 {
+        let told = self.spillway(&["status", "-o", "json"]).await;
+        let status: Value = serde_json::from_str(&told).expect("JSON");
+        let consumers = status["consumers"].as_array().expect("consumers");
+        assert_eq!(consumers.len(), CONSUMERS.len(), "{told}");
+        let waiting =
+            consumers.iter().map(|consumer| consumer["waiting"].as_u64().expect("a number"));
+        waiting.min().expect("consumers")
     }
 
     async fn resume(&self) {
@@ -157,17 +173,33 @@ impl Member {
 
     /// Waits with the operators' command, while one of the processes is killed.
     async fn drain(&mut self, flags: &[&str], victim: Option<Victim>) {
-        let admin = self.receiver.admin_address().to_string();
-        let fixed =
-            ["cell", "drain", "--quiet-for", QUIET_FOR, "--timeout", "120s", "--receiver", &admin];
-        let mut drain = self.cell.spillway_starting(&[&fixed[..], flags].concat());
-        until("the cell is looked at", SOON, async || !drain.output().is_empty()).await;
+        let drain = self.start_drain(flags).await;
         if let Some(victim) = victim {
             self.kill(victim).await;
         }
-        let status = drain.exit(SOON * 2).await;
-        assert!(status.success(), "{}", drain.output());
-        say(&format!("three cells: {}", drain.output().trim()));
+        expect_drained(drain).await;
+    }
+
+    /// The same for a cell whose consumers are paused and have a backlog: they go on while the command waits.
+    async fn drain_backlog(&mut self, victim: Victim) {
+        let waiting = self.waiting_least().await;
+        assert!(waiting > 0, "nothing waits when the drain begins");
+        let mut drain = self.start_drain(&[]).await;
+        self.kill(victim).await;
+        assert_eq!(drain.ended(), None, "{waiting} wait: {}", drain.output());
+        assert!(drain.output().contains(" left"), "{}", drain.output());
+        self.resume().await;
+        expect_drained(drain).await;
+    }
+
+    /// Starts the operators' command, and waits until it has looked at the cell.
+    async fn start_drain(&self, flags: &[&str]) -> Process {
+        let admin = self.receiver.admin_address().to_string();
+        let fixed =
+            ["cell", "drain", "--quiet-for", QUIET_FOR, "--timeout", "120s", "--receiver", &admin];
+        let drain = self.cell.spillway_starting(&[&fixed[..], flags].concat());
+        until("the cell is looked at", SOON, async || !drain.output().is_empty()).await;
+        drain
     }
 
     async fn kill(&mut self, victim: Victim) {
@@ -272,15 +304,20 @@ impl Fleet {
         self.progress().await;
     }
 
-    /// Removes a cell: the others store from the reload on, and deliver once it is empty.
+    /// Removes a cell: the others store from the reload on, and deliver once it is empty. It has a backlog then, whose
+    /// webhooks the others' would overtake if they did not wait for the drain.
     async fn remove(&mut self, number: usize, victim: Victim) {
         self.serving.remove(&number);
         for other in &self.serving {
             self.cells[*other].pause().await;
         }
+        self.cells[number].pause().await;
+        let has_backlog = async || self.cells[number].waiting_least().await >= BACKLOG;
+        until("the cell that is removed has a backlog", SOON, has_backlog).await;
         self.reload().await;
         self.count_kill(number, victim);
-        self.cells[number].drain(&[], Some(victim)).await;
+        self.cells[number].drain_backlog(victim).await;
+        assert_eq!(self.cells[number].waiting_least().await, 0, "a drained cell");
         let accepted = self.cells[number].accepted().await;
         for other in &self.serving {
             self.cells[*other].resume().await;
@@ -318,6 +355,13 @@ impl Fleet {
         delivered.expect_sound(self.kills * CONCURRENCY);
         produced.expect_exact();
     }
+}
+
+/// Waits until the operators' command ends, which must succeed.
+async fn expect_drained(mut drain: Process) {
+    let status = drain.exit(SOON * 2).await;
+    assert!(status.success(), "{}", drain.output());
+    say(&format!("three cells: {}", drain.output().trim()));
 }
 
 /// `ops/nginx/cells.conf` as shipped with the cells that serve, and a server. A cell that is down is answered for with 503

@@ -44,7 +44,7 @@ pub(super) fn take_controls(exporter: &mut Exporter, session: &mut ProducerSessi
 }
 
 pub(super) fn show_pauses(exporter: &Exporter, controls: &controls::OperatorControls) {
-    exporter.metrics.pauses.set(i64::try_from(controls.pauses.len()).unwrap_or(i64::MAX));
+    exporter.metrics.pauses.show(&controls.pauses);
 }
 
 /// Returns true while everything is paused, and waits a little then. An open transaction is

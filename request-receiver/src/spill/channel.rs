@@ -47,6 +47,8 @@ const _: () = assert!(
 pub struct SpillChannel {
     pub(super) writing: Writing,
     pub(super) index: Arc<SegmentIndex>,
+    /// Last 32 bits of the log's id.
+    id: u32,
     limits: Limits,
     device: Option<u64>,
     problem: Problem,
@@ -118,6 +120,7 @@ impl SpillChannel {
         let channel = Self {
             writing: Writing::start(writer, background.guard("the spill's writer"))?,
             index,
+            id: u32::try_from(log_id & u64::from(u32::MAX)).expect("BUG: 32 bits"),
             limits,
             device,
             problem: Problem {
@@ -271,6 +274,7 @@ impl OverflowLog for SpillChannel {
             webhooks: self.index.webhooks(),
             bytes: self.index.bytes(),
             limit_bytes: self.limits.bytes_max,
+            id: self.id,
             written: self.spilled.load(Ordering::Relaxed),
             errors: self.errors.load(Ordering::Relaxed) + self.index.damages(),
         }

@@ -48,6 +48,8 @@ pub struct LogFigures {
     pub bytes: u64,
     /// Most bytes of the log.
     pub limit_bytes: u64,
+    /// Last 32 bits of the log's id, which a metric holds exactly.
+    pub id: u32,
     /// Webhooks written since the start.
     pub written: u64,
     /// Writes that failed, damage that was found, and packs that Redis has lost.
@@ -61,6 +63,7 @@ pub struct LogMetrics {
     webhooks: IntGauge,
     bytes: IntGauge,
     limit_bytes: IntGauge,
+    id: IntGauge,
     spilling: IntGauge,
     spilled: IntCounter,
     errors: IntCounter,
@@ -80,6 +83,10 @@ impl LogMetrics {
             ),
             bytes: gauge("spillway_spill_bytes", "Bytes in SPILL_DIR."),
             limit_bytes: gauge("spillway_spill_limit_bytes", "SPILL_MAX; 0 without SPILL_DIR."),
+            id: gauge(
+                "spillway_spill_log",
+                "Last 32 bits of the id of the log in SPILL_DIR; 0 without SPILL_DIR.",
+            ),
             spilling: gauge(
                 "spillway_spilling",
                 "1 while webhooks do not go to Redis directly: it takes none, or the overflow is restored first.",
@@ -92,11 +99,12 @@ impl LogMetrics {
         }
     }
 
-    fn all(&self) -> [&dyn Collector; 6] {
+    fn all(&self) -> [&dyn Collector; 7] {
         [
             &self.webhooks,
             &self.bytes,
             &self.limit_bytes,
+            &self.id,
             &self.spilling,
             &self.spilled,
             &self.errors,
@@ -115,6 +123,7 @@ impl Collector for LogMetrics {
             self.webhooks.set(figures.webhooks.cast_signed());
             self.bytes.set(figures.bytes.cast_signed());
             self.limit_bytes.set(figures.limit_bytes.cast_signed());
+            self.id.set(figures.id.into());
             self.spilling.set(gate.is_spilling().into());
             // Both figures only grow.
             self.spilled.inc_by(figures.written.saturating_sub(self.spilled.get()));

@@ -3,8 +3,8 @@
 //! the counts show how many.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use spillway_queue::read::StreamReader;
@@ -26,6 +26,8 @@ const PAGE_BYTES: usize = 4 << 20;
 struct ArrivalCounts {
     seen: AtomicU64,
     meant: AtomicU64,
+    /// Shops of those that were meant.
+    met: Mutex<BTreeSet<String>>,
 }
 
 /// A watch for new webhooks. It ends with this value, or when Redis fails.
@@ -54,6 +56,11 @@ impl ShopArrivals {
     pub(super) fn take(&mut self) -> u64 {
         let meant = self.counts.meant.load(Ordering::Relaxed);
         meant - std::mem::replace(&mut self.meant, meant)
+    }
+
+    /// Shops of which webhooks were read so far.
+    pub(super) fn shops_met(&self) -> BTreeSet<String> {
+        self.counts.met.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// True if the watch has ended, or missed too much of the webhooks of which `accepted` were accepted by now.
@@ -99,13 +106,15 @@ impl ArrivalCounts {
     /// Adds the webhooks of a pack. The consumers report one that cannot be decoded.
     fn add(&self, pack: &[u8], shops: &BTreeSet<String>) {
         let Ok(pack) = Pack::decode(pack) else { return };
-        let is_meant = |index: &u32| {
-            let view = pack.view(*index);
-            let shop = String::from_utf8_lossy(view.shop().unwrap_or_default());
-            shops.contains(&*shop)
+        let shop = |index: u32| {
+            let view = pack.view(index);
+            String::from_utf8_lossy(view.shop().unwrap_or_default()).to_ascii_lowercase()
         };
-        let meant: u64 = (0..pack.count()).filter(is_meant).map(|_| 1).sum();
-        self.meant.fetch_add(meant, Ordering::Relaxed);
+        let meant = (0..pack.count()).map(shop).filter(|shop| shops.contains(shop));
+        let meant: Vec<String> = meant.collect();
+        let webhooks = u64::try_from(meant.len()).unwrap_or(u64::MAX);
+        self.meant.fetch_add(webhooks, Ordering::Relaxed);
+        self.met.lock().unwrap_or_else(PoisonError::into_inner).extend(meant);
         self.seen.fetch_add(pack.count().into(), Ordering::Relaxed);
     }
 }
@@ -118,12 +127,14 @@ mod tests {
     #[test]
     fn webhooks_of_the_shops_are_counted_apart() {
         let pack = customer_pack("customers/update", 12);
-        for (shop, meant) in [(SHOP, 1), ("b.example", 0)] {
+        for (shop, meant) in [(SHOP, 1_u64), ("b.example", 0)] {
             let counts = ArrivalCounts::default();
             counts.add(&pack, &BTreeSet::from([shop.to_owned()]));
             counts.add(b"no pack", &BTreeSet::from([shop.to_owned()]));
             assert_eq!(counts.meant.load(Ordering::Relaxed), meant);
             assert_eq!(counts.seen.load(Ordering::Relaxed), 1);
+            let met = counts.met.lock().expect("no panic").len();
+            assert_eq!(met, usize::try_from(meant).expect("few"));
         }
     }
 

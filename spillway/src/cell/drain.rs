@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::drained::{
     Blocker, ConsumerLeft, DrainLook, DrainScope, DrainVerdict, DrainWatch, OverflowLook,
 };
-use super::look::CellLooker;
+use super::look::{CellLooker, DrainAim};
 use crate::failure::Failure;
 use crate::filter::shop;
 use crate::format::OutputArgs;
@@ -29,11 +29,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 /// Least time without anything new. A look takes place twice in it.
 const QUIET_MIN: Duration = Duration::from_secs(1);
+/// Shops that are named of those of which nothing was seen: as many as fit on a few lines.
+const UNSEEN_MAX: usize = 10;
 
 #[derive(Debug, Args)]
 pub(super) struct DrainArguments {
     /// Wait only for webhooks of this shop; may be repeated. Reads all that waits, as `spillway top --exact` does
-    #[arg(short, long = "shop", value_name = "SHOP", value_parser = shop)]
+    #[arg(short, long = "shop", value_name = "SHOP", value_parser = lower_shop)]
     shops: Vec<String>,
 
     /// Wait only for webhooks of the shops in this file, one in a line
@@ -45,7 +47,7 @@ pub(super) struct DrainArguments {
     so_far: bool,
 
     /// Leave out the lanes of this shop, because its webhooks fail; may be repeated. They stay in this cell
-    #[arg(long = "except-shop", value_name = "SHOP", value_parser = shop, conflicts_with_all = ["shops", "shops_file"])]
+    #[arg(long = "except-shop", value_name = "SHOP", value_parser = lower_shop, conflicts_with_all = ["shops", "shops_file"])]
     except_shops: Vec<String>,
 
     /// Wait only for this consumer; may be repeated. Default: all; with --so-far or --shop, all except archives, which
@@ -61,10 +63,15 @@ pub(super) struct DrainArguments {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     timeout: Option<Duration>,
 
-    /// Admin address of a receiver of this cell, which knows what is in its overflow log; may be repeated. Default:
-    /// 127.0.0.1:9811
+    /// Admin address of a receiver of this cell, which knows what is in its overflow log; may be repeated, and each of
+    /// them must answer. Default: 127.0.0.1:9811
     #[arg(long = "receiver", env = "RECEIVER_ADMIN_LISTEN", value_name = "ADDRESS")]
     receivers: Vec<String>,
+
+    /// Count a Redis without a cell, or a cell without consumers and webhooks, as drained. Otherwise that is a failure,
+    /// because mostly another Redis is meant
+    #[arg(long)]
+    allow_empty: bool,
 
     #[command(flatten)]
     output: OutputArgs,
@@ -94,6 +101,11 @@ fn quiet(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A shop in lower case, as Shopify writes it.
+fn lower_shop(text: &str) -> Result<String, &'static str> {
+    shop(text).map(|shop| shop.to_ascii_lowercase())
+}
+
 impl DrainArguments {
     fn scope(&self) -> Result<DrainScope, Failure> {
         if self.so_far {
@@ -104,6 +116,16 @@ impl DrainArguments {
             shops.extend(shops_in(path)?);
         }
         Ok(if shops.is_empty() { DrainScope::All } else { DrainScope::Shops(Arc::new(shops)) })
+    }
+
+    fn aim(&self, scope: &DrainScope) -> DrainAim {
+        DrainAim {
+            scope: scope.clone(),
+            except: self.except_shops.iter().cloned().collect(),
+            consumers: self.consumers.clone(),
+            receivers: self.receivers(),
+            allows_empty: self.allow_empty,
+        }
     }
 
     /// Admin addresses of receivers. An empty variable counts as not set.
@@ -121,7 +143,7 @@ fn shops_in(path: &Path) -> Result<Vec<String>, Failure> {
     let lines =
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let shops =
-        lines.map(|line| shop(line).map_err(|problem| wrong(format!("{line:?}: {problem}"))));
+        lines.map(|line| lower_shop(line).map_err(|problem| wrong(format!("{line:?}: {problem}"))));
     let shops: Vec<String> = shops.collect::<Result<_, _>>()?;
     match shops.is_empty() {
         true => Err(wrong("no shop is in this file".to_owned())),
@@ -133,10 +155,7 @@ fn shops_in(path: &Path) -> Result<Vec<String>, Failure> {
 pub(super) async fn run(place: CellArgs, arguments: DrainArguments) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let scope = arguments.scope()?;
-    let except = arguments.except_shops.iter().cloned().collect();
-    let consumers = arguments.consumers.clone();
-    let receivers = arguments.receivers();
-    let mut looker = CellLooker::new(place, scope.clone(), except, consumers, receivers);
+    let mut looker = CellLooker::new(place, arguments.aim(&scope));
     let mut watch = DrainWatch::new(scope.clone(), arguments.quiet_for);
     let mut progress = DrainProgress::default();
     let mut last: Option<DrainLook> = None;
@@ -248,9 +267,12 @@ impl DrainEnd<'_> {
         let names = if names.is_empty() { "no consumer".to_owned() } else { names.join(", ") };
         let overflow = match self.look.overflow {
             OverflowLook::Absent => "no receiver has an overflow log",
-            OverflowLook::Webhooks(_) | OverflowLook::Unknown => "the overflow log is empty",
+            OverflowLook::Webhooks(_) | OverflowLook::Spilling | OverflowLook::Unknown => {
+                "the overflow log is empty"
+            }
         };
         let mut text = format!("drained: {drained}\nchecked: {names}; {overflow}");
+        text.push_str(&text_of_unseen(&self.look.unseen));
         for left in self.look.consumers.iter().filter(|left| left.dead_letters > 0) {
             let ConsumerLeft { name, dead_letters, .. } = left;
             let letters = count(*dead_letters, "dead letter");
@@ -276,11 +298,11 @@ impl DrainEnd<'_> {
         let (has_overflow, overflow) = match self.look.overflow {
             OverflowLook::Absent => (false, Some(0)),
             OverflowLook::Webhooks(webhooks) => (true, Some(webhooks)),
-            OverflowLook::Unknown => (true, None),
+            OverflowLook::Spilling | OverflowLook::Unknown => (true, None),
         };
         let blockers: Vec<String> = self.blockers.iter().map(ToString::to_string).collect();
         json!({
-            "drained": is_drained, "scope": scope, "shops": shops,
+            "drained": is_drained, "scope": scope, "shops": shops, "unseen_shops": self.look.unseen,
             "consumers": self.look.consumers.iter().map(consumer).collect::<Vec<_>>(),
             "has_overflow_log": has_overflow, "overflow": overflow, "accepted": self.look.accepted,
             "quiet_seconds": self.quiet_for.as_secs_f64(), "took_seconds": self.took.as_secs_f64(),
@@ -289,9 +311,26 @@ impl DrainEnd<'_> {
     }
 }
 
+/// A line about the shops of which nothing was seen: their names may be wrong. Empty if there are none.
+fn text_of_unseen(unseen: &BTreeSet<String>) -> String {
+    let mut names: Vec<&str> = unseen.iter().map(String::as_str).take(UNSEEN_MAX).collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    if unseen.len() > names.len() {
+        names.push("…");
+    }
+    let shops = count(u64::try_from(unseen.len()).unwrap_or(u64::MAX), "shop");
+    format!(
+        "\nno webhook of {shops} was seen during this command; check the name if any should have waited: {}",
+        names.join(", ")
+    )
+}
+
 fn unknown_overflow() -> String {
-    "nothing is left in Redis, but a receiver of this cell has an overflow log, and none that was asked reports what is \
-     in it: give its ADMIN_LISTEN address with --receiver. If it does not run, start it: it restores the log"
+    "nothing is left in Redis, but a receiver of this cell has an overflow log. Either not every receiver that was asked \
+     answers, or none of them has this log: give the ADMIN_LISTEN address of each receiver of this cell with --receiver. \
+     If it does not run, start it: it restores the log"
         .to_owned()
 }
 
@@ -345,6 +384,28 @@ mod tests {
         };
         assert!(told(&path).contains("no shop"), "{}", told(&path));
         assert!(told("/nonexistent/shops").contains("/nonexistent/shops"));
+    }
+
+    #[test]
+    fn shops_are_compared_in_lower_case() {
+        let shops = parsed(&["--shop", "A.Example"]).expect("good flags").scope().expect("a scope");
+        assert_eq!(shops, DrainScope::Shops(Arc::new(BTreeSet::from(["a.example".to_owned()]))));
+        let flags = ["--so-far", "--except-shop", "B.example"];
+        let arguments = parsed(&flags).expect("good flags");
+        let aim = arguments.aim(&DrainScope::SoFar);
+        assert_eq!(aim.except, BTreeSet::from(["b.example".to_owned()]));
+    }
+
+    #[test]
+    fn shops_of_which_nothing_was_seen_are_named() {
+        let of = |shops: std::ops::Range<usize>| {
+            text_of_unseen(&shops.map(|number| format!("{number:02}.example")).collect())
+        };
+        assert_eq!(of(0..0), "");
+        assert!(
+            of(0..1).contains("no webhook of 1 shop was") && of(0..1).ends_with(": 00.example")
+        );
+        assert!(of(0..11).contains("11 shops") && of(0..11).ends_with("09.example, …"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! | scope | phase | drained, or next phase |
 //! |---|---|---|
 //! | all | `Quiet` | drained once nothing waits, nothing new is stored and no overflow is left, for a while |
+//! | any | `Quiet` | the while begins again when it becomes known, or unknown, what is in the overflow log |
 //! | shops | `Quiet` | the same, for webhooks of these shops |
 //! | so far | `Quiet` | `Settling`, once no overflow is left for a while: what was stored before has its place in the queue |
 //! | so far | `Settling` | drained once nothing of that waits |
@@ -49,9 +50,11 @@ pub(super) enum OverflowLook {
     /// No receiver claims to have one.
     #[default]
     Absent,
-    /// A receiver reports that so many webhooks are in it.
+    /// The receivers report that so many webhooks are in it.
     Webhooks(u64),
-    /// A receiver claims to have one, and none that was asked reports what is in it.
+    /// A receiver has one, and webhooks do not go to Redis directly. It counts none in its log, which is not certain.
+    Spilling,
+    /// A receiver claims to have one, and not all that were asked report, or none of them has this log.
     Unknown,
 }
 
@@ -68,6 +71,8 @@ pub(super) struct DrainLook {
     pub arrived: u64,
     /// True if too much of what was stored since was removed before it was seen.
     pub is_blind: bool,
+    /// Shops that are waited for, and of which no webhook was seen so far.
+    pub unseen: BTreeSet<String>,
 }
 
 /// One reason why a cell is not drained.
@@ -77,6 +82,8 @@ pub(super) enum Blocker {
     Waits(ConsumerLeft),
     /// So many webhooks lie in an overflow log.
     Overflow(u64),
+    /// A receiver with an overflow log does not store in Redis directly.
+    Spilling,
     /// So many webhooks were stored since the look before.
     Stored(u64),
     /// New webhooks were not seen well enough.
@@ -100,7 +107,12 @@ pub(super) enum DrainVerdict {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DrainPhase {
-    Quiet { since: Option<Instant> },
+    Quiet {
+        /// Time of the first look at which nothing was left.
+        since: Option<Instant>,
+        /// False if nobody reported what is in the overflow log since then.
+        is_known: bool,
+    },
     Settling,
 }
 
@@ -114,10 +126,17 @@ pub(super) struct DrainWatch {
     pub blockers: Vec<Blocker>,
 }
 
+impl DrainPhase {
+    /// The first phase, before anything is known.
+    fn quiet() -> Self {
+        Self::Quiet { since: None, is_known: true }
+    }
+}
+
 impl DrainWatch {
     /// Begins to follow. Nothing must come for `quiet_for`.
     pub(super) fn new(scope: DrainScope, quiet_for: Duration) -> Self {
-        let phase = DrainPhase::Quiet { since: None };
+        let phase = DrainPhase::quiet();
         Self { scope, quiet_for, phase, accepted: None, blockers: Vec::new() }
     }
 
@@ -129,15 +148,20 @@ impl DrainWatch {
         match &mut self.phase {
             DrainPhase::Settling if is_free => DrainVerdict::Drained,
             DrainPhase::Settling => DrainVerdict::Wait,
-            DrainPhase::Quiet { since } if !is_free => {
+            DrainPhase::Quiet { since, .. } if !is_free => {
                 *since = None;
                 DrainVerdict::Wait
             }
-            DrainPhase::Quiet { since } => {
+            DrainPhase::Quiet { since, is_known } => {
+                let knows = look.overflow != OverflowLook::Unknown;
+                if std::mem::replace(is_known, knows) != knows {
+                    // Anything may have been spilled meanwhile.
+                    *since = None;
+                }
                 let since = *since.get_or_insert(now);
                 if now.duration_since(since) < self.quiet_for {
                     DrainVerdict::Wait
-                } else if look.overflow == OverflowLook::Unknown {
+                } else if !knows {
                     DrainVerdict::Unknown
                 } else if self.scope == DrainScope::SoFar {
                     self.phase = DrainPhase::Settling;
@@ -152,7 +176,7 @@ impl DrainWatch {
     /// Takes into account that Redis did not answer: anything may come meanwhile.
     pub(super) fn on_failure(&mut self) {
         self.blockers = vec![Blocker::Away];
-        self.phase = DrainPhase::Quiet { since: None };
+        self.phase = DrainPhase::quiet();
     }
 
     fn blockers_of(&self, look: &DrainLook) -> Vec<Blocker> {
@@ -160,6 +184,7 @@ impl DrainWatch {
         let waits: Vec<Blocker> = consumers.cloned().map(Blocker::Waits).collect();
         let overflow = match look.overflow {
             OverflowLook::Webhooks(webhooks) if webhooks > 0 => Some(Blocker::Overflow(webhooks)),
+            OverflowLook::Spilling => Some(Blocker::Spilling),
             OverflowLook::Webhooks(_) | OverflowLook::Absent | OverflowLook::Unknown => None,
         };
         let stored = match &self.scope {
@@ -185,6 +210,9 @@ impl fmt::Display for Blocker {
             Self::Waits(left) => fmt::Display::fmt(left, f),
             Self::Overflow(webhooks) => {
                 write!(f, "{} in the overflow log of a receiver", count(*webhooks, "webhook"))
+            }
+            Self::Spilling => {
+                f.write_str("a receiver has an overflow log, and does not store in redis directly")
             }
             Self::Stored(webhooks) => {
                 write!(f, "{} stored since the last look", count(*webhooks, "webhook"))
@@ -264,6 +292,26 @@ mod tests {
         let unknown = || DrainLook { overflow: OverflowLook::Unknown, ..look(5, 0) };
         for scope in [DrainScope::All, DrainScope::SoFar, shops()] {
             assert_eq!(verdicts(scope, &[unknown(), unknown(), unknown()]), [Wait, Wait, Unknown]);
+        }
+    }
+
+    #[test]
+    fn time_in_which_nobody_reported_the_overflow_log_is_not_quiet() {
+        let unknown = || DrainLook { overflow: OverflowLook::Unknown, ..look(5, 0) };
+        let empty = || DrainLook { overflow: OverflowLook::Webhooks(0), ..look(5, 0) };
+        for (scope, end) in [(DrainScope::All, Drained), (DrainScope::SoFar, Marked)] {
+            let looks = [unknown(), unknown(), empty(), empty(), empty()];
+            assert_eq!(verdicts(scope.clone(), &looks), [Wait, Wait, Wait, Wait, end]);
+            let looks = [empty(), unknown(), empty(), unknown(), unknown(), unknown()];
+            assert_eq!(verdicts(scope, &looks), [Wait, Wait, Wait, Wait, Wait, Unknown]);
+        }
+    }
+
+    #[test]
+    fn a_receiver_that_spills_keeps_a_cell_from_being_drained_though_it_counts_nothing() {
+        let spills = || DrainLook { overflow: OverflowLook::Spilling, ..look(5, 0) };
+        for scope in [DrainScope::All, DrainScope::SoFar, shops()] {
+            assert_eq!(verdicts(scope, &[spills(), spills(), spills(), spills()]), [Wait; 4]);
         }
     }
 

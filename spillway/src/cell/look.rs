@@ -1,6 +1,6 @@
 //! Looks at a cell: what is left for each consumer, the overflow log of its receivers, and new webhooks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,13 @@ use spillway_queue::read::StreamReader;
 use spillway_queue::replay::{self, ReplayState};
 use spillway_queue::restore;
 use spillway_queue::status::{self, CellStatus, ConsumerStatus};
-use spillway_queue::{Connection, QueueError, Redis};
+use spillway_queue::{Connection, QueueError, Redis, consumers};
 use spillway_webhook::StreamId;
 use tokio::time::timeout;
 
 use super::arrivals::ShopArrivals;
 use super::drained::{ConsumerLeft, DrainLook, DrainScope, OverflowLook};
+use super::overflow::{LogReport, overflow_of};
 use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::out::printable;
@@ -29,47 +30,45 @@ use crate::walk::{Look, Waiting};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Metrics of a receiver that are read: many times as much as it has.
 const METRICS_BYTES_MAX: usize = 4 << 20;
-/// Gauge of a receiver: `SPILL_MAX`, or 0 without an overflow log.
-const LIMIT: &str = "spillway_spill_limit_bytes";
-/// Gauge of a receiver: webhooks in its overflow log.
-const WEBHOOKS: &str = "spillway_spill_webhooks";
+
+/// What is looked at in a cell.
+pub(super) struct DrainAim {
+    /// Webhooks that are waited for.
+    pub scope: DrainScope,
+    /// Shops whose lanes are left out, in lower case.
+    pub except: BTreeSet<String>,
+    /// Names of the consumers that are looked at; empty: all that the scope concerns.
+    pub consumers: Vec<String>,
+    /// Admin addresses of all receivers.
+    pub receivers: Vec<String>,
+    /// True if a Redis without a cell, or a cell without consumers, counts as drained.
+    pub allows_empty: bool,
+}
 
 /// Looks at one cell, again and again.
 pub(super) struct CellLooker {
     place: CellArgs,
-    scope: DrainScope,
-    /// Shops whose lanes are left out.
-    except: BTreeSet<String>,
-    /// Names of the consumers that are looked at; empty: all that the scope concerns.
-    consumers: Vec<String>,
-    /// Admin addresses of receivers.
-    receivers: Vec<String>,
+    aim: DrainAim,
     client: HttpClient,
     connection: Option<(Redis, Connection)>,
     /// Only what was accepted up to this time is waited for, by Redis' clock.
     until_ms: Option<u64>,
     arrivals: Option<ShopArrivals>,
+    /// Shops of the scope of which webhooks were seen.
+    met: BTreeSet<String>,
 }
 
 impl CellLooker {
     /// Prepares to look. Connects with the first look.
-    pub(super) fn new(
-        place: CellArgs,
-        scope: DrainScope,
-        except: BTreeSet<String>,
-        consumers: Vec<String>,
-        receivers: Vec<String>,
-    ) -> Self {
+    pub(super) fn new(place: CellArgs, aim: DrainAim) -> Self {
         Self {
             place,
-            scope,
-            except,
-            consumers,
-            receivers,
+            aim,
             client: HttpClient::plain(),
             connection: None,
             until_ms: None,
             arrivals: None,
+            met: BTreeSet::new(),
         }
     }
 
@@ -79,18 +78,31 @@ impl CellLooker {
         // Read before the status: what is restored in between is a change of the number of accepted webhooks.
         let overflow = self.overflow(&redis, &mut connection).await?;
         let status = status::read(&redis, &mut connection).await?;
+        let cell = consumers::cell(&redis, &mut connection).await?;
+        if let Some(why) = nothing_in(cell, &status).filter(|_| !self.aim.allows_empty) {
+            return Err(Failure::Failed(why.to_owned()));
+        }
         let is_known = |name: &&String| status.consumers.iter().any(|known| known.name == **name);
-        if let Some(name) = self.consumers.iter().find(|name| !is_known(name)) {
+        if let Some(name) = self.aim.consumers.iter().find(|name| !is_known(name)) {
             return Err(unknown(name, &status));
         }
-        let mut consumers = Vec::new();
-        for consumer in status.consumers.iter().filter(|consumer| self.is_meant(consumer)) {
-            consumers.push(self.left(&redis, &mut connection, consumer).await?);
+        let meant = status.consumers.iter().filter(|consumer| self.is_meant(consumer));
+        let meant: Vec<&ConsumerStatus> = meant.collect();
+        let mut left = Vec::new();
+        for consumer in meant {
+            left.push(self.left(&redis, &mut connection, consumer).await?);
         }
-        consumers.extend(of_nobody(&status));
+        left.extend(of_nobody(&status));
         let (arrived, is_blind) = self.arrived(&redis, &mut connection, &status).await?;
         self.connection = Some((redis, connection));
-        Ok(DrainLook { accepted: status.queue.accepted, consumers, overflow, arrived, is_blind })
+        Ok(DrainLook {
+            accepted: status.queue.accepted,
+            consumers: left,
+            overflow,
+            arrived,
+            is_blind,
+            unseen: self.unseen(),
+        })
     }
 
     /// From now on, only what was accepted by now is waited for.
@@ -114,33 +126,50 @@ impl CellLooker {
     /// True if a consumer is waited for. An archive keeps no order between cells, so only a cell that shall be empty
     /// waits for it.
     fn is_meant(&self, consumer: &ConsumerStatus) -> bool {
-        match self.consumers.is_empty() {
-            true => self.scope == DrainScope::All || consumer.delivers(),
-            false => self.consumers.contains(&consumer.name),
+        match self.aim.consumers.is_empty() {
+            true => self.aim.scope == DrainScope::All || consumer.delivers(),
+            false => self.aim.consumers.contains(&consumer.name),
+        }
+    }
+
+    fn is_excepted(&self, row: &LaneRow) -> bool {
+        self.aim.except.contains(&row.shop.to_ascii_lowercase())
+    }
+
+    /// Shops that are waited for, and of which no webhook was seen so far.
+    fn unseen(&self) -> BTreeSet<String> {
+        match &self.aim.scope {
+            DrainScope::Shops(shops) => shops.difference(&self.met).cloned().collect(),
+            DrainScope::All | DrainScope::SoFar => BTreeSet::new(),
         }
     }
 
     async fn left(
-        &self,
+        &mut self,
         redis: &Redis,
         connection: &mut Connection,
         consumer: &ConsumerStatus,
     ) -> Result<ConsumerLeft, Failure> {
         let waiting = consumer.waiting;
-        let webhooks = match &self.scope {
+        let webhooks = match &self.aim.scope {
             _ if waiting == 0 => 0,
-            DrainScope::All if self.except.is_empty() => waiting,
+            DrainScope::All if self.aim.except.is_empty() => waiting,
             DrainScope::All => {
                 let reader = StreamReader::new(redis.clone(), &consumer.name);
                 let rows = reader.lane_rows(connection).await?;
-                let left_out = rows.iter().filter(|row| self.except.contains(&row.shop));
+                let left_out = rows.iter().filter(|row| self.is_excepted(row));
                 waiting.saturating_sub(left_out.map(|row| row.waiting).sum())
             }
             DrainScope::SoFar => {
                 let is_left = self.finds_older(redis, connection, consumer).await?;
                 if is_left { waiting } else { 0 }
             }
-            DrainScope::Shops(shops) => of_shops(&self.place, &consumer.name, shops).await?,
+            DrainScope::Shops(shops) => {
+                let found = of_shops(&self.place, &consumer.name, shops).await?;
+                let webhooks: u64 = found.values().sum();
+                self.met.extend(found.into_keys());
+                webhooks
+            }
         };
         let replays = replay::list(redis, connection, &consumer.name).await?;
         let replays = replays.iter().filter(|record| record.state == ReplayState::Running).count();
@@ -169,8 +198,7 @@ impl CellLooker {
         }
         // Read after the main stream, which webhooks leave for their lane. The age in the status may be older than
         // the rows, which are written with each change.
-        let is_older =
-            |row: &LaneRow| row.first.entry().ms <= until_ms && !self.except.contains(&row.shop);
+        let is_older = |row: &LaneRow| row.first.entry().ms <= until_ms && !self.is_excepted(row);
         if reader.lane_rows(connection).await?.iter().any(is_older) {
             return Ok(true);
         }
@@ -183,20 +211,26 @@ impl CellLooker {
         redis: &Redis,
         connection: &mut Connection,
     ) -> Result<OverflowLook, Failure> {
-        if restore::look(redis, connection).await?.is_empty() {
+        let claim = restore::look(redis, connection).await?;
+        if claim.is_empty() {
             return Ok(OverflowLook::Absent);
         }
-        for address in &self.receivers {
-            let url = format!("http://{address}/metrics");
-            let asked = timeout(PATIENCE, self.client.get_up_to(&url, METRICS_BYTES_MAX)).await;
-            let Ok(Ok(answer)) = asked else { continue };
-            if answer.status == StatusCode::OK
-                && let Some(webhooks) = overflow_of(&printable(&answer.body))
-            {
-                return Ok(OverflowLook::Webhooks(webhooks));
-            }
+        let mut reports = Vec::new();
+        for address in &self.aim.receivers {
+            reports.push(self.report(address).await);
         }
-        Ok(OverflowLook::Unknown)
+        Ok(overflow_of(&claim, &reports))
+    }
+
+    /// Asks a receiver for the state of its overflow log.
+    async fn report(&self, address: &str) -> LogReport {
+        let url = format!("http://{address}/metrics");
+        match timeout(PATIENCE, self.client.get_up_to(&url, METRICS_BYTES_MAX)).await {
+            Ok(Ok(answer)) if answer.status == StatusCode::OK => {
+                LogReport::parse(&printable(&answer.body))
+            }
+            Ok(Ok(_) | Err(_)) | Err(_) => LogReport::Silent,
+        }
     }
 
     /// New webhooks of the shops since the last look, and true if too few of the new ones were seen. The first look
@@ -207,10 +241,13 @@ impl CellLooker {
         connection: &mut Connection,
         status: &CellStatus,
     ) -> Result<(u64, bool), Failure> {
-        let DrainScope::Shops(shops) = &self.scope else { return Ok((0, false)) };
+        let DrainScope::Shops(shops) = &self.aim.scope else { return Ok((0, false)) };
         let accepted = status.queue.accepted;
         let arrived = self.arrivals.as_mut().map_or(0, ShopArrivals::take);
         let is_blind = self.arrivals.as_ref().is_some_and(|watch| watch.is_blind(accepted));
+        if let Some(watch) = self.arrivals.as_ref().filter(|_| arrived > 0) {
+            self.met.extend(watch.shops_met());
+        }
         if is_blind || self.arrivals.is_none() {
             let after = newest(redis, connection, status).await?;
             let watch = ShopArrivals::start(redis.clone(), shops.clone(), after, accepted);
@@ -232,6 +269,22 @@ async fn newest(
     StreamReader::new(redis.clone(), "").last(connection).await
 }
 
+/// Reason why nothing can wait in this Redis, and what to do if something should; `None` if something can. Most often,
+/// another Redis is meant.
+fn nothing_in(cell: Option<u32>, status: &CellStatus) -> Option<&'static str> {
+    if cell.is_none() {
+        return Some(
+            "no cell is in this redis: no receiver or consumer ever used it with this prefix. Check REDIS_URL, its \
+             database too, and REDIS_PREFIX. With --allow-empty it counts as drained",
+        );
+    }
+    let is_unused = status.consumers.is_empty() && status.queue.webhooks == 0;
+    is_unused.then_some(
+        "no consumer is registered in this cell, and nothing is stored in it. Check that it is the cell that you mean: \
+         REDIS_URL and REDIS_PREFIX. With --allow-empty it counts as drained",
+    )
+}
+
 /// Webhooks of a cell without consumers.
 fn of_nobody(status: &CellStatus) -> Option<ConsumerLeft> {
     let is_left = status.consumers.is_empty() && status.queue.webhooks > 0;
@@ -243,27 +296,33 @@ fn of_nobody(status: &CellStatus) -> Option<ConsumerLeft> {
     })
 }
 
-/// Counts what waits of some shops, by reading all of it.
+/// Counts what waits of each of some shops, by reading all of it.
 async fn of_shops(
     place: &CellArgs,
     consumer: &str,
     shops: &Arc<BTreeSet<String>>,
-) -> Result<u64, Failure> {
+) -> Result<BTreeMap<String, u64>, Failure> {
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
     let own = shops.clone();
     let look = move |look: &Look<'_>| {
-        u64::try_from(look.webhooks().filter(|met| own.contains(&met.shop())).count())
-            .unwrap_or(u64::MAX)
+        let shops = look.webhooks().map(|met| met.shop().to_ascii_lowercase());
+        let mut counts = BTreeMap::<String, u64>::new();
+        shops
+            .filter(|shop| own.contains(shop))
+            .for_each(|shop| *counts.entry(shop).or_default() += 1);
+        counts
     };
-    let mut found = 0;
-    let mut add = |webhooks: u64| -> ControlFlow<()> {
-        found += webhooks;
+    let mut found = BTreeMap::<String, u64>::new();
+    let mut add = |counts: BTreeMap<String, u64>| -> ControlFlow<()> {
+        for (shop, webhooks) in counts {
+            *found.entry(shop).or_default() += webhooks;
+        }
         ControlFlow::Continue(())
     };
     waiting.main(look.clone(), &mut add).await?;
     // Read last: webhooks that leave the main stream while it is read would otherwise be missed.
     let mut lanes = waiting.lanes(&Filter::default()).await?;
-    lanes.retain(|row| shops.contains(&row.shop));
+    lanes.retain(|row| shops.contains(&row.shop.to_ascii_lowercase()));
     waiting.aside(&lanes, look, &mut add).await?;
     Ok(found)
 }
@@ -280,17 +339,6 @@ fn held(consumer: &ConsumerStatus) -> Option<String> {
     Some(printable(state.as_bytes()))
 }
 
-/// Webhooks in the overflow log of a receiver, from its metrics; `None` if it has no log.
-fn overflow_of(metrics: &str) -> Option<u64> {
-    gauge(metrics, LIMIT).filter(|limit| *limit > 0)?;
-    gauge(metrics, WEBHOOKS)
-}
-
-fn gauge(metrics: &str, name: &str) -> Option<u64> {
-    let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value?.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use spillway_queue::status::{LastSeen, LeaderInstance, LeaderStatus, QueueStatus};
@@ -298,14 +346,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_receiver_with_an_overflow_log_reports_what_is_in_it() {
-        let page = |limit: u64, webhooks: u64| {
-            format!("# HELP {WEBHOOKS} Webhooks.\n{WEBHOOKS} {webhooks}\n{LIMIT} {limit}\n# EOF\n")
-        };
-        assert_eq!(overflow_of(&page(10, 3)), Some(3));
-        assert_eq!(overflow_of(&page(10, 0)), Some(0));
-        assert_eq!(overflow_of(&page(0, 0)), None, "SPILL_DIR is not set");
-        assert_eq!(overflow_of("no metrics"), None);
+    fn a_redis_without_a_cell_or_consumers_is_not_taken_for_a_drained_cell() {
+        let mut status = CellStatus::default();
+        assert!(nothing_in(None, &status).is_some_and(|told| told.contains("no cell")));
+        assert!(nothing_in(Some(1), &status).is_some_and(|told| told.contains("no consumer")));
+        status.queue = QueueStatus { webhooks: 3, ..QueueStatus::default() };
+        assert_eq!(nothing_in(Some(1), &status), None, "they are waited for");
+        status = CellStatus { consumers: vec![ConsumerStatus::default()], ..CellStatus::default() };
+        assert_eq!(nothing_in(Some(1), &status), None);
     }
 
     #[test]
