@@ -111,7 +111,7 @@ impl Default for Tuning {
             settlements: SettlementBounds {
                 webhooks: 2048,
                 lanes: 128,
-                every: Duration::from_millis(5),
+                every: Duration::from_millis(2),
             },
             at_once: AtOnce { passed_packs: 1024, passed_webhooks: 16 << 10, released: 4096 },
             unsettled: 256,
