@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness import compare, machine, servers, wrk
 from harness.campaign import Campaign
-from harness.peers import CONNECTIONS, PEERS
+from harness.peers import CONNECTIONS, PEERS, is_missing
 from harness.servers import RELEASE, ROOT, Failed
 from run import bounded, setting
 
@@ -97,6 +97,10 @@ def try_all(settings, requests, directory):
         peer = PEERS[name]
         if peer.path and not os.environ.get(peer.path):
             left_out[name] = f"`{peer.path}` names no program"
+            continue
+        if is_missing(name):
+            left_out[name] = "its packages could not be fetched"
+            print(f"{name} is left out: bench/peers/install.sh could not fetch it", flush=True)
             continue
         try:
             runs[name] = try_out(name, requests, directory)
@@ -198,7 +202,7 @@ def all_rounds(settings, names, left_out, requests, directory):
 
 def reason(error):
     """Returns the first line of an error without paths of this checkout: the rest is logs."""
-    return str(error).partition("\n")[0].rstrip(":").replace(f"{ROOT}/", "")[:200] or type(error).__name__
+    return str(error).partition("\n")[0].rstrip(":").replace(f"{RELEASE.parent}/", "").replace(f"{ROOT}/", "")[:200] or type(error).__name__
 
 
 def versions_of(name):

@@ -16,6 +16,9 @@ from .servers import ROOT, Failed
 SOURCES = ROOT / "bench" / "peers"
 # Directory that bench/peers/install.sh fills.
 INSTALLED = servers.RELEASE.parent / "peers"
+# Directory there of each system that is fetched.
+FETCHED = {"nginx-lua": "debian", "adnanh-webhook": "debian",
+           **{name: name for name in ("fastapi-redis", "express-bullmq", "express-postgres")}}
 # Jobs that a worker of BullMQ runs at once, in each of its processes.
 CONCURRENCY = 50
 # Connections of the load, unless CONNECTIONS says otherwise.
@@ -201,7 +204,8 @@ def express_postgres(directory):
 
 @contextmanager
 def postgres(directory):
-    """Runs a new PostgreSQL with its default settings, except enough connections. Yields its process and the directory of its socket."""
+    """Runs a new PostgreSQL with its default settings, except for the number of connections. Yields its process and
+    the directory of its socket."""
     programs = postgres_programs()
     data, sockets = tempfile.mkdtemp(prefix="postgres-", dir=directory), tempfile.mkdtemp(prefix="spillway-bench-")
     try:
@@ -246,6 +250,10 @@ def by_path(variable, name, arguments, count):
     sources in place of {here}."""
     line = [argument.format(here=SOURCES / name) for argument in arguments]
     return lambda directory: on_redis(name, directory, lambda _: [os.environ[variable], *line], count, tcp=True)
+
+
+def is_missing(name):
+    return name in FETCHED and not (INSTALLED / FETCHED[name]).is_dir()
 
 
 def version_of(*command):

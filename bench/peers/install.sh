@@ -13,7 +13,7 @@ say() {
   echo "bench/peers/install.sh: $*" >&2
 }
 
-# Without its directory, the peer does not start, and the page names it as left out.
+# The page names a peer without its directory as left out.
 left_out() {
   say "$1 could not be fetched: it is left out"
   rm -rf "${to:?}/$1"
@@ -61,7 +61,8 @@ debian_peers() {
   rm -rf "$to/debian" "$to/debs"
   mkdir -p "$to/debian" "$to/debs"
   (cd "$to/debs" && apt-get download "${DEBIAN[@]}" >/dev/null 2>&1) || {
-    say "no such packages here: nginx-lua and webhook are left out"
+    say "no such packages here"
+    left_out debian
     return
   }
   for package in "$to"/debs/*.deb; do
