@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness import compare, machine, servers, wrk
 from harness.campaign import Campaign
-from harness.peers import PEERS
+from harness.peers import CONNECTIONS, PEERS, is_missing
 from harness.servers import RELEASE, ROOT, Failed
 from run import bounded, setting
 
@@ -29,17 +29,19 @@ SETTLE_SECONDS = 0.5
 DRAINED_SECONDS = 0.7
 FIRST_DELIVERY_WITHIN = 20
 POLL_SECONDS = 0.05
+# A peer may fail in any of these ways, such as an answer that is none. Then it is left out.
+FAILURES = (Failed, OSError, subprocess.SubprocessError, ValueError, LookupError)
 
 
 def read_settings():
     quick = os.environ.get("QUICK") == "1"
-    names = setting("SYSTEMS", ",".join(PEERS)).split(",")
+    names = setting("SYSTEMS", ",".join(name for name, peer in PEERS.items() if not peer.if_named)).split(",")
     if unknown := [name for name in names if name not in PEERS]:
         raise Failed(f"{unknown[0]} is none of {', '.join(PEERS)}")
     return {
         "rounds": bounded("ROUNDS", 1 if quick else 3, 1, 50),
         "seconds": bounded("ROUND_SECONDS", 1 if quick else 4, 1, 120),
-        "connections": bounded("CONNECTIONS", 64, 1, 10_000),
+        "connections": bounded("CONNECTIONS", CONNECTIONS, 1, 10_000),
         "systems": names,
         "wrk_threads": bounded("WRK_THREADS", 2, 1, 64),
         "quick": quick,
@@ -96,10 +98,16 @@ def try_all(settings, requests, directory):
         if peer.path and not os.environ.get(peer.path):
             left_out[name] = f"`{peer.path}` names no program"
             continue
+        if is_missing(name):
+            left_out[name] = "its packages could not be fetched"
+            print(f"{name} is left out: bench/peers/install.sh could not fetch it", flush=True)
+            continue
         try:
             runs[name] = try_out(name, requests, directory)
             print(f"{name}: {'checks' if runs[name] else 'does not check'} the signature", flush=True)
-        except (Failed, OSError) as error:
+        except FAILURES as error:
+            if name.startswith("spillway"):
+                raise
             left_out[name] = reason(error)
             print(f"{name} is left out: {error}", flush=True)
     return runs, left_out
@@ -181,7 +189,7 @@ def all_rounds(settings, names, left_out, requests, directory):
             continue
         try:
             entry = {"system": name, "round": number, **one_round(name, settings, requests, directory)}
-        except (Failed, OSError, subprocess.SubprocessError) as error:
+        except FAILURES as error:
             if name.startswith("spillway"):
                 raise
             left_out[name] = f"round {number}: " + reason(error)
@@ -193,8 +201,15 @@ def all_rounds(settings, names, left_out, requests, directory):
 
 
 def reason(error):
-    """Returns the first line of an error: the rest is logs."""
-    return str(error).partition("\n")[0].rstrip(":")[:200]
+    """Returns the first line of an error without paths of this checkout: the rest is logs."""
+    return str(error).partition("\n")[0].rstrip(":").replace(f"{RELEASE.parent}/", "").replace(f"{ROOT}/", "")[:200] or type(error).__name__
+
+
+def versions_of(name):
+    try:
+        return PEERS[name].versions()
+    except FAILURES as error:
+        return f"not found: {reason(error)}"
 
 
 def main():
@@ -214,7 +229,7 @@ def main():
     today = datetime.date.today().isoformat()
     raw = {"date": today, "machine": facts, "settings": settings, "fdatasync": json.loads(disk.stdout),
            "signature": runs, "left_out": left_out, "rounds": rounds,
-           "versions": {name: PEERS[name].versions() for name in runs if name not in left_out}}
+           "versions": {name: versions_of(name) for name in runs if name not in left_out}}
     # A quick run is too short for a page.
     quick = RELEASE.parent / "peers" / "quick"
     results = Path(setting("RESULTS", str(quick if settings["quick"] else

@@ -4,8 +4,8 @@
   bench/sizing.py                        every table, for the rates of bench/sizing.json
   bench/sizing.py --rates 120000         for a peak of your own, in webhooks a second
   bench/sizing.py --set peak_minutes=30 --set machine_memory=64
-  bench/sizing.py --shares 60000         who gets the processor at that offered load on two cores, by CPUWeight=
-                                         of the units (--cores 4; --weight receiver=400)
+  bench/sizing.py --shares 60000         who gets the processor at that offered load on two cores, if each unit has
+                                         its CPUWeight= (--cores 4; --weight receiver=400)
   bench/sizing.py --write                writes the tables into docs/sizing.md
   bench/sizing.py --check                exits with 1 if the page, a source or the arithmetic is wrong
 
@@ -26,7 +26,11 @@ INPUTS, PAGE = ROOT / "bench/sizing.json", ROOT / "docs/sizing.md"
 GIB, MIB = 1 << 30, 1 << 20
 MICROSECONDS = 1e6
 HOURS_A_MONTH = 730
+# With one cell, each change of it stops all intake.
+CELLS_MIN = 2
 CELLS_MAX = 10_000
+# DELIVERY_THREADS=auto is one thread on machines of up to so many cores, and a thread for each core on larger ones.
+ONE_THREAD_CORES = 4
 # A backlog that is not empty by then is not computed further.
 SIMULATED_SECONDS_MAX = 7 * 86_400
 BEGIN, END = "<!-- sizing.py: {} -->\n", "<!-- sizing.py: end -->"
@@ -89,29 +93,59 @@ def redis_us(values, small=False):
     return cpu + fsync * values.aof_bytes / size
 
 
-def consumer(values, kind):
-    """Returns the consumer's name, its CPU and Redis' for a webhook (µs), its highest rate, and the share of the
-    peak that it takes, which is never more than there is."""
+def takes(values, kind):
+    """Returns the share of the peak that the consumer takes, which is never more than there is."""
+    return min(1, values.backend_share if kind == "backend" else values.kafka_share)
+
+
+def downstreamer(values, cores):
+    """Returns a downstreamer on so many cores with DELIVERY_THREADS=auto: its CPU for a delivery (µs), and its highest
+    rate. One thread has one core. Several have the cores, and no more than was measured on two."""
+    if cores <= ONE_THREAD_CORES:
+        return SimpleNamespace(us=values.downstreamer_us, most=MICROSECONDS / values.downstreamer_us)
+    by_cores = cores * MICROSECONDS / values.downstreamer_threads_us
+    return SimpleNamespace(us=values.downstreamer_threads_us, most=min(by_cores, values.downstreamer_max))
+
+
+def consumer(values, kind, cores):
+    """Returns the consumer's name, its CPU and Redis' for a webhook (µs), and its highest rate."""
     if kind == "backend":
-        return SimpleNamespace(name="downstreamer", us=values.downstreamer_us, redis_us=values.redis_delivery_us,
-                               most=values.downstreamer_max, share=min(1, values.backend_share))
+        return SimpleNamespace(name="downstreamer", redis_us=values.redis_delivery_us,
+                               **vars(downstreamer(values, cores)))
     return SimpleNamespace(name="kafka_producer", us=values.kafka_producer_us, redis_us=values.redis_kafka_us,
-                           most=values.kafka_producer_max, share=min(1, values.kafka_share))
+                           most=values.kafka_producer_max)
+
+
+def maxmemory(values, waiting):
+    """Returns GiB for so many webhooks and the dead letters."""
+    return (waiting * values.memory_bytes / GIB + values.dead_max) * values.memory_reserve
 
 
 def cell(values, kind, peak, backlog, cells):
-    """Returns what each of so many cells needs."""
-    drain = consumer(values, kind)
-    rate, out = peak / cells, peak * drain.share / cells
+    """Returns what the fullest of so many cells needs. Whether the downstreamer has one thread depends on the cores."""
+    small = cell_of(values, kind, peak, backlog, cells, ONE_THREAD_CORES)
+    fits = small.machine_cores <= ONE_THREAD_CORES and max(small.use.values()) <= 1
+    if kind != "backend" or fits or values.machine_cores <= ONE_THREAD_CORES:
+        return small
+    return cell_of(values, kind, peak, backlog, cells, values.machine_cores)
+
+
+def cell_of(values, kind, peak, backlog, cells, cores):
+    """Returns what the fullest of so many cells needs, if its consumer runs on a machine with so many cores."""
+    drain = consumer(values, kind, cores)
+    part = min(1, values.imbalance / cells)
+    rate, out = peak * part, peak * takes(values, kind) * part
     wire = values.body_bytes + values.header_bytes
-    need = SimpleNamespace(cells=cells, kind=kind, rate=rate, out=out, consumer=drain.name)
-    need.receiver = rate * values.receiver_us * values.tls_factor / MICROSECONDS
+    need = SimpleNamespace(cells=cells, kind=kind, rate=rate, out=out, consumer=drain)
+    need.receiver = rate * values.receiver_us / MICROSECONDS
     need.redis = (rate * redis_us(values) + out * drain.redis_us) / MICROSECONDS
     need.consumer_cores = out * drain.us / MICROSECONDS
     # Redis has one thread and gets a whole core: its wait for the disk is not another's time.
     need.cores = (need.receiver + need.consumer_cores) / values.headroom + 1
-    need.backlog = backlog / cells
-    need.maxmemory = math.ceil(need.backlog * values.memory_bytes / GIB * 1.1 + values.dead_max)
+    least = ONE_THREAD_CORES + 2 if kind == "backend" and cores > ONE_THREAD_CORES else 2
+    need.machine_cores = max(least, 2 * math.ceil(need.cores / 2))
+    need.backlog = backlog * part
+    need.maxmemory = math.ceil(maxmemory(values, need.backlog))
     need.memory = math.ceil(max(need.maxmemory * values.memory_factor, 2 * need.maxmemory + 1))
     need.space = math.ceil((values.aof_factor + 1) * need.maxmemory + 5)
     need.disk = rate * values.aof_bytes / 1e6
@@ -130,8 +164,8 @@ def cell(values, kind, peak, backlog, cells):
 
 def plan(values, kind, peak):
     """Returns the fewest cells of which none needs more than a machine has."""
-    course = simulate(values, peak, peak * consumer(values, kind).share)
-    for cells in range(1, CELLS_MAX):
+    course = simulate(values, peak, peak * takes(values, kind))
+    for cells in range(CELLS_MIN, CELLS_MAX):
         need = cell(values, kind, peak, max(course), cells)
         if max(need.use.values()) <= 1:
             break
@@ -139,7 +173,6 @@ def plan(values, kind, peak):
         raise Wrong(f"{CELLS_MAX:,} cells are too few for {peak:,.0f}/s: the machine of bench/sizing.json is too small")
     need.peak, need.course = peak, course
     need.by_use = sorted(need.use.items(), key=lambda one: -one[1])
-    need.machine_cores = max(2, 2 * math.ceil(need.cores / 2))
     hourly = need.machine_cores * values.price_core + need.memory * values.price_memory
     need.cost = cells * (hourly * HOURS_A_MONTH + need.space * values.price_disk)
     need.brokers = brokers(values, peak) if kind == "kafka" else None
@@ -148,7 +181,7 @@ def plan(values, kind, peak):
 
 def brokers(values, peak):
     """Returns what Kafka needs for the records of all cells."""
-    rate, base = peak * consumer(values, "kafka").share, peak * values.base_share
+    rate, base = peak * takes(values, "kafka"), peak * values.base_share
     written = rate * values.record_bytes * values.replicas
     read = rate * values.record_bytes * (values.replicas - 1 + values.reader_groups)
     need = {
@@ -216,14 +249,15 @@ def shares(values, offered, cores, weight):
 
 def at_pace(values, offered, cores, weight, pace):
     """Divides the cores if intake and delivery ask for this part of what they want."""
+    drain = downstreamer(values, cores)
     wanted = {"receiver": pace * offered * values.receiver_us / MICROSECONDS,
-              "downstreamer": pace * values.downstreamer_max * values.downstreamer_us / MICROSECONDS}
-    found = SimpleNamespace(stored=pace * offered, delivered=pace * values.downstreamer_max)
+              "downstreamer": pace * drain.most * drain.us / MICROSECONDS}
+    found = SimpleNamespace(stored=pace * offered, delivered=pace * drain.most)
     for _ in range(60):
         work = (found.stored * values.redis_ingest_us + found.delivered * values.redis_delivery_us) / MICROSECONDS
         found.given = fill({**wanted, "redis": work}, weight, cores)
         stored = found.given["receiver"] * MICROSECONDS / values.receiver_us
-        delivered = found.given["downstreamer"] * MICROSECONDS / values.downstreamer_us
+        delivered = found.given["downstreamer"] * MICROSECONDS / drain.us
         found.stored, found.delivered = (found.stored + stored) / 2, (found.delivered + delivered) / 2
     # The wait for the disk is time of Redis' thread, and no processor's.
     waiting = found.stored * (redis_us(values) - values.redis_ingest_us) / MICROSECONDS
@@ -238,6 +272,11 @@ def shares_table(values, offered, cores, weight):
         found = shares(values, rate, cores, weight)
         parts = " | ".join(f"{found.given[name]:.2f}" for name in UNITS)
         lines.append(f"| {rate:,.0f} | {found.stored:,.0f} | {found.delivered:,.0f} | {parts} |")
+    drain = downstreamer(values, cores)
+    threads = "one thread, so one core" if cores <= ONE_THREAD_CORES else "a thread for each core (measured on two)"
+    lines += ["", f"The downstreamer has {threads}: {drain.most:,.0f}/s at most. The receiver decrypts TLS.",
+              "Left out: the backend, a load generator, other consumers and the kernel's work for the network. On the same "
+              "cores,", "each of them takes its part, so less is stored and delivered. A bound, not a measurement."]
     return "\n".join(lines) + "\n"
 
 
@@ -270,8 +309,9 @@ def limits_table(values):
     """Highest rate of one cell by each part that ends it."""
     room = values.headroom
     wire = (values.body_bytes + values.header_bytes) * 8
-    waiting = (values.machine_memory / values.memory_factor - values.dead_max) / 1.1 * GIB / values.memory_bytes
-    receiver = values.receiver_us * values.tls_factor
+    most = values.machine_memory / values.memory_factor
+    waiting = (most / values.memory_reserve - values.dead_max) * GIB / values.memory_bytes
+    one, more = (downstreamer(values, cores) for cores in (ONE_THREAD_CORES, 2 * ONE_THREAD_CORES))
     rows = [
         ("Redis' only thread, full packs", f"{amount(room * MICROSECONDS / redis_us(values))}/s",
          f"{values.redis_ingest_us:g} µs of CPU, {amount(redis_us(values) - values.redis_ingest_us)} µs of waiting for the disk"),
@@ -279,15 +319,18 @@ def limits_table(values):
          "those of 64 connections; they fill up as the load grows"),
         ("network", f"{amount(room * values.machine_network * 1e9 / wire)}/s",
          f"{values.machine_network:g} Gbit/s, {amount(wire / 8)} bytes each"),
-        ("receiver", f"{amount(room * MICROSECONDS / receiver)}/s for each core",
-         f"{receiver:.1f} µs with TLS"),
+        ("receiver", f"{amount(room * MICROSECONDS / values.receiver_us)}/s for each core",
+         f"{values.receiver_us:g} µs with TLS"),
         ("disk", f"{amount(room * values.machine_disk * 1e6 / values.aof_bytes)}/s",
          f"{values.machine_disk:g} MB/s, {plain(values.aof_bytes)} bytes each"),
-        ("downstreamer", f"{amount(room * values.downstreamer_max)}/s delivered",
+        (f"downstreamer, up to {ONE_THREAD_CORES} cores", f"{amount(room * one.most)}/s delivered",
+         f"a cell has one, with one thread: {one.us:g} µs on one core"),
+        ("downstreamer, more cores", f"{amount(room * more.most)}/s delivered",
+         f"{more.us:g} µs on several threads; {room:g} of what was measured on two cores"),
+        ("kafka_producer", f"{amount(room * values.kafka_producer_max)}/s written",
          f"a cell has one; {room:g} of what was measured"),
-        ("kafka_producer", f"{amount(room * values.kafka_producer_max)}/s written", "the same"),
         ("memory", f"{amount(waiting / 1e6)} million waiting",
-         f"{values.machine_memory:g} GiB, of which {values.machine_memory / values.memory_factor:.0f} are `maxmemory`"),
+         f"{values.machine_memory:g} GiB, of which {most:.0f} are `maxmemory`"),
     ]
     return table(["part of a cell", "limit", "by"], rows)
 
@@ -298,20 +341,20 @@ def sizes_table(values, kind, rates):
     def row(name, text):
         return [name, *(text(one) for one in plans)]
 
-    first = plans[0].consumer
+    first = plans[0].consumer.name
     to = "to the backend" if kind == "backend" else "into Kafka"
     rows = [
-        row(f"{to}", lambda one: f"{one.peak * consumer(values, kind).share:,.0f}/s"),
+        row(f"{to}", lambda one: f"{one.peak * takes(values, kind):,.0f}/s"),
         row("**cells**", lambda one: f"**{one.cells}**"),
-        row("cells, if none is to exceed the highest measured rate", lambda one: f"{math.ceil(one.peak / values.cell_max)}"),
+        row("cells, if none is to exceed the highest measured rate", lambda one: f"{max(CELLS_MIN, math.ceil(one.peak * values.imbalance / values.cell_max))}"),
         row("breaks first (of its limit)", lambda one: f"{one.by_use[0][0]} ({one.by_use[0][1]:.0%})"),
         row("breaks next", lambda one: f"{one.by_use[1][0]} ({one.by_use[1][1]:.0%})"),
-        row("intake of a cell", lambda one: f"{amount(one.rate)}/s"),
+        row("intake of the fullest cell", lambda one: f"{amount(one.rate)}/s"),
         row("receiver, cores", lambda one: amount(one.receiver)),
         row("Redis, of its one core", lambda one: amount(one.redis)),
         row(f"{first}, cores", lambda one: amount(one.consumer_cores)),
         row("cores of a cell, with headroom", lambda one: f"{one.machine_cores}"),
-        row("waiting in a cell at most", lambda one: f"{amount(one.backlog / 1e6)} million"),
+        row("waiting in the fullest cell at most", lambda one: f"{amount(one.backlog / 1e6)} million"),
         row("`maxmemory`", lambda one: f"{one.maxmemory} GiB"),
         row("memory of a cell", lambda one: f"{one.memory} GiB"),
         row("disk of a cell, space", lambda one: f"{one.space} GiB"),
@@ -341,7 +384,7 @@ def backlog_table(values, rates):
 
     rows = [[f"{second // 60} min", *(at(one, second) for one in plans)] for second in moments]
     rows.append(["empty after", *(duration(len(one.course)) for one in plans)])
-    rows.append(["the last of the peak waits", *(duration(max(one.course) / (one.out * one.cells)) for one in plans)])
+    rows.append(["the last of the peak waits", *(duration(max(one.course) / (one.peak * takes(values, one.kind))) for one in plans)])
     names = {"backend": "backend", "kafka": "Kafka"}
     return table(["since the peak began", *(f"{one.peak:,.0f}/s, {names[one.kind]}" for one in plans)], rows)
 
@@ -417,19 +460,34 @@ def arithmetic(values, rates):
 
     for kind in ("backend", "kafka"):
         for peak in rates:
-            share = consumer(values, kind).share
+            share = takes(values, kind)
             one, length = plan(values, kind, peak), round(values.peak_minutes * 60)
             expected = peak * (1 - share) * length
             expect(abs(max(one.course) - expected) < 1, f"{kind} {peak}: the highest backlog is not {expected:,.0f}")
             empty = length + expected / (peak * (share - values.base_share))
             expect(abs(len(one.course) - empty) <= 1, f"{kind} {peak}: empty after {len(one.course)}, not {empty:.0f} s")
             expect(max(one.use.values()) <= 1, f"{kind} {peak}: more is used than a machine has")
-            fewer = one.cells > 1 and cell(values, kind, peak, max(one.course), one.cells - 1)
+            fewer = one.cells > CELLS_MIN and cell(values, kind, peak, max(one.course), one.cells - 1)
             expect(not fewer or max(fewer.use.values()) > 1, f"{kind} {peak}: a cell less would do")
+            held = min(1, values.imbalance / one.cells) * expected * values.memory_bytes / GIB + values.dead_max
+            expect(one.maxmemory >= held * values.memory_reserve, f"{kind} {peak}: {one.maxmemory} GiB hold too little")
+            is_one = one.kind == "backend" and one.machine_cores <= ONE_THREAD_CORES
+            expect(not is_one or one.consumer_cores <= 1, f"{kind} {peak}: one thread has {one.consumer_cores} cores")
+    found += shares_arithmetic(values)
     equal = fill({"a": 5.0, "b": 0.5, "c": 5.0}, {"a": 300, "b": 100, "c": 100}, 2.0)
     expect(equal == {"a": 1.2, "b": 0.4, "c": 0.4}, f"shares of 2 cores: {equal}")
     idle = fill({"a": 0.5, "b": 1.0}, {"a": 1000, "b": 1}, 2.0)
     expect(idle == {"a": 0.5, "b": 1.0}, f"with free cores each gets what it asks for, not {idle}")
+    return found
+
+
+def shares_arithmetic(values):
+    """Returns what is wrong with the shares of two cores and four."""
+    found = []
+    for cores in (2.0, 4.0):
+        one = shares(values, 60_000, cores, dict.fromkeys(UNITS, 100))
+        if sum(one.given.values()) > cores * 1.001 or one.given["downstreamer"] > 1.001:
+            found.append(f"shares of {cores:g} cores: {one.given}")
     return found
 
 

@@ -16,8 +16,19 @@ from .servers import ROOT, Failed
 SOURCES = ROOT / "bench" / "peers"
 # Directory that bench/peers/install.sh fills.
 INSTALLED = servers.RELEASE.parent / "peers"
+# Directory there of each system that is fetched.
+FETCHED = {"nginx-lua": "debian", "adnanh-webhook": "debian",
+           **{name: name for name in ("fastapi-redis", "express-bullmq", "express-postgres")}}
 # Jobs that a worker of BullMQ runs at once, in each of its processes.
 CONCURRENCY = 50
+# Connections of the load, unless CONNECTIONS says otherwise.
+CONNECTIONS = 64
+# Connections to PostgreSQL of each process, at most: each is a process of PostgreSQL.
+POOL_MAX = 256
+# Connections that the harness itself needs at a store, and a reserve.
+SPARE = 32
+# Time for a question to a store.
+STORE_SECONDS = 30
 POSTGRES_USER = "webhooks"
 
 
@@ -36,14 +47,16 @@ class Running:
 
 @dataclass
 class Peer:
-    """A system: its name in tables, what its 200 means, a function that starts it, one that names its versions, and
-    the environment variable with its path if it is not installed by `make peers`."""
+    """A system: its name in tables, what its 200 means, a function that starts it, one that names its versions, the
+    environment variable with its path if it is not installed by `make peers`, and if it runs only when SYSTEMS names
+    it."""
 
     title: str
     durable: str
     start: object
     versions: object
     path: str = ""
+    if_named: bool = False
 
 
 @contextmanager
@@ -80,14 +93,17 @@ def proxy(directory):
 
 @contextmanager
 def on_redis(name, directory, command, count, deliver=None, tcp=False, **more):
-    """Runs a peer that stores in a new Redis, which syncs each command. `command` and `deliver` are functions of the
-    environment."""
+    """Runs a peer that stores in a new Redis, which syncs each command. `command` is a function of the environment,
+    `deliver` a command."""
+    # The bound of ops/redis.conf is for Spillway, which needs a handful.
+    clients = ["--maxclients", str(max(256, int(workers()) * connections() + SPARE))]
     at = ["--port", str(machine.free_port()), "--bind", "127.0.0.1"] if tcp else []
-    with servers.redis("always", directory, *at) as redis:
+    with servers.redis("always", directory, *clients, *at) as redis:
         port = machine.free_port()
         data = tempfile.mkdtemp(prefix=f"{name}-", dir=directory)
         environment = {"PORT": str(port), "WEBHOOK_SECRET": SECRET, "REDIS_SOCKET": redis.unix_socket,
-                       "REDIS_PORT": at[1] if tcp else "", "WORKERS": workers(), "DATA": data, **more}
+                       "REDIS_PORT": at[1] if tcp else "", "WORKERS": workers(), "DATA": data,
+                       "CONNECTIONS": str(connections()), **more}
 
         @contextmanager
         def delivering(backend):
@@ -106,8 +122,19 @@ def workers():
     return str(len(os.sched_getaffinity(0)))
 
 
+def connections():
+    """Connections of the load: in each process of a peer, so many requests may wait for its store at once."""
+    return int(os.environ.get("CONNECTIONS") or CONNECTIONS)
+
+
+def pool():
+    """Connections to PostgreSQL of each process."""
+    return min(connections(), POOL_MAX)
+
+
 def ask(redis, *command):
-    out = subprocess.run(["redis-cli", "-s", redis.unix_socket, *command], capture_output=True, text=True)
+    out = subprocess.run(["redis-cli", "-s", redis.unix_socket, *command], capture_output=True, text=True,
+                         timeout=STORE_SECONDS)
     try:
         return int(out.stdout)
     except ValueError:
@@ -167,7 +194,7 @@ def express_postgres(directory):
         run_sql(sockets, (SOURCES / "express-postgres" / "schema.sql").read_text())
         port = machine.free_port()
         environment = {"PORT": str(port), "WEBHOOK_SECRET": SECRET, "PGHOST": sockets, "PGUSER": POSTGRES_USER,
-                       "WORKERS": workers(), "NODE_ENV": "production"}
+                       "WORKERS": workers(), "POOL": str(pool()), "NODE_ENV": "production"}
         command = ["node", str(INSTALLED / "express-postgres" / "server.js")]
         with servers.process("express-postgres", command, environment, directory) as server:
             servers.wait_for("express-postgres", server, lambda: servers.listens(port))
@@ -177,7 +204,8 @@ def express_postgres(directory):
 
 @contextmanager
 def postgres(directory):
-    """Runs a new PostgreSQL with its default settings. Yields its process and the directory of its socket."""
+    """Runs a new PostgreSQL with its default settings, except for the number of connections. Yields its process and
+    the directory of its socket."""
     programs = postgres_programs()
     data, sockets = tempfile.mkdtemp(prefix="postgres-", dir=directory), tempfile.mkdtemp(prefix="spillway-bench-")
     try:
@@ -186,7 +214,8 @@ def postgres(directory):
         made = subprocess.run(line, capture_output=True, text=True)
         if made.returncode:
             raise Failed(f"initdb: {made.stderr}")
-        command = [*not_root(), f"{programs}/postgres", "-D", data, "-k", sockets, "-c", "listen_addresses="]
+        command = [*not_root(), f"{programs}/postgres", "-D", data, "-k", sockets, "-c", "listen_addresses=",
+                   "-c", f"max_connections={int(workers()) * pool() + SPARE}"]
         with servers.process("postgres", command, {}, directory) as child:
             servers.wait_for("postgres", child, lambda: run_sql(sockets, "SELECT 1", must=False) == "1")
             yield child, sockets
@@ -197,7 +226,7 @@ def postgres(directory):
 
 def postgres_programs():
     """Returns the directory of the newest PostgreSQL: Debian does not have it on the PATH."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
+    found = sorted(Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda path: float(path.parent.name))
     if not found:
         raise Failed("PostgreSQL is missing: apt-get install postgresql")
     return found[-1]
@@ -210,7 +239,7 @@ def not_root():
 
 def run_sql(sockets, sql, must=True):
     line = ["psql", "-h", sockets, "-U", POSTGRES_USER, "-d", "postgres", "-qtA", "-v", "ON_ERROR_STOP=1", "-c", sql]
-    out = subprocess.run(line, capture_output=True, text=True)
+    out = subprocess.run(line, capture_output=True, text=True, timeout=STORE_SECONDS)
     if out.returncode and must:
         raise Failed(f"psql: {out.stderr}")
     return out.stdout.strip()
@@ -221,6 +250,10 @@ def by_path(variable, name, arguments, count):
     sources in place of {here}."""
     line = [argument.format(here=SOURCES / name) for argument in arguments]
     return lambda directory: on_redis(name, directory, lambda _: [os.environ[variable], *line], count, tcp=True)
+
+
+def is_missing(name):
+    return name in FETCHED and not (INSTALLED / FETCHED[name]).is_dir()
 
 
 def version_of(*command):
@@ -264,7 +297,7 @@ PEERS = {
     "spillway-always": Peer("Spillway", SYNCED, lambda directory: spillway(directory, "always"), RECEIVER),
     "spillway-everysec": Peer(
         "Spillway, fsync each second", "the webhook in memory and in the kernel; on the disk up to 2 s later",
-        lambda directory: spillway(directory, "everysec"), RECEIVER),
+        lambda directory: spillway(directory, "everysec"), RECEIVER, if_named=True),
     "bare": Peer("bare axum server", NOTHING, bare, lambda: "`bench/src/bin/baseline.rs`"),
     "nginx-proxy": Peer("nginx, proxy to the backend", NOTHING, proxy, version_of("nginx", "-v")),
     "nginx-lua": Peer("nginx + Lua → Redis", SYNCED, nginx_lua, lua_versions),

@@ -13,6 +13,12 @@ say() {
   echo "bench/peers/install.sh: $*" >&2
 }
 
+# The page names a peer without its directory as left out.
+left_out() {
+  say "$1 could not be fetched: it is left out"
+  rm -rf "${to:?}/$1"
+}
+
 # True if a directory was made of these words.
 made_of() {
   [ "$(cat "$to/$1.made" 2>/dev/null)" = "$2" ]
@@ -26,7 +32,10 @@ npm_peer() {
   say "npm ci of $1"
   rm -rf "${to:?}/$1"
   cp -r "$here/$1" "$to/"
-  (cd "$to/$1" && npm ci --silent --ignore-scripts --no-audit --no-fund)
+  (cd "$to/$1" && npm ci --silent --ignore-scripts --no-audit --no-fund) || {
+    left_out "$1"
+    return
+  }
   echo "$wanted" >"$to/$1.made"
 }
 
@@ -36,8 +45,11 @@ python_peer() {
   made_of "$1" "$wanted" && return
   say "pip install of $1"
   rm -rf "${to:?}/$1"
-  python3 -m venv "$to/$1"
-  "$to/$1/bin/pip" install --quiet --disable-pip-version-check -r "$here/$1/requirements.txt"
+  { python3 -m venv "$to/$1" &&
+    "$to/$1/bin/pip" install --quiet --disable-pip-version-check -r "$here/$1/requirements.txt"; } || {
+    left_out "$1"
+    return
+  }
   echo "$wanted" >"$to/$1.made"
 }
 
@@ -49,10 +61,16 @@ debian_peers() {
   rm -rf "$to/debian" "$to/debs"
   mkdir -p "$to/debian" "$to/debs"
   (cd "$to/debs" && apt-get download "${DEBIAN[@]}" >/dev/null 2>&1) || {
-    say "no such packages here: nginx-lua and webhook are left out"
+    say "no such packages here"
+    left_out debian
     return
   }
-  for package in "$to"/debs/*.deb; do dpkg-deb -x "$package" "$to/debian"; done
+  for package in "$to"/debs/*.deb; do
+    dpkg-deb -x "$package" "$to/debian" || {
+      left_out debian
+      return
+    }
+  done
   echo "$wanted" >"$to/debian.made"
 }
 

@@ -4,7 +4,7 @@ import { createHmac, timingSafeEqual } from "node:crypto";
 import express from "express";
 import pg from "pg";
 
-const { PORT, WEBHOOK_SECRET, PGHOST, PGUSER, WORKERS } = process.env;
+const { PORT, WEBHOOK_SECRET, PGHOST, PGUSER, POOL, WORKERS } = process.env;
 const INSERT = {
   name: "insert",
   text: "INSERT INTO webhooks (id, headers, body) VALUES ($1, $2, $3) ON CONFLICT (id) DO NOTHING",
@@ -14,7 +14,7 @@ if (cluster.isPrimary) {
   for (let i = 0; i < Number(WORKERS); i++) cluster.fork();
 } else {
   // Enough connections that the commits of all requests that wait share one fsync.
-  const pool = new pg.Pool({ host: PGHOST, user: PGUSER, database: "postgres", max: 32 });
+  const pool = new pg.Pool({ host: PGHOST, user: PGUSER, database: "postgres", max: Number(POOL) });
   const app = express();
   app.post(/.*/, express.raw({ type: "*/*", limit: "16mb" }), async (request, response) => {
     const wanted = createHmac("sha256", WEBHOOK_SECRET).update(request.body).digest();

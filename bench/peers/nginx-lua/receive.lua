@@ -9,6 +9,8 @@ unsigned char *HMAC(const void *md, const void *key, int key_len, const unsigned
 ]]
 
 local secret, socket_path = os.getenv("WEBHOOK_SECRET"), "unix:" .. os.getenv("REDIS_SOCKET")
+-- A kept connection for each request that may wait at once.
+local pool = math.max(256, tonumber(os.getenv("CONNECTIONS")))
 local digest = ffi.new("unsigned char[32]")
 
 local function signed(body)
@@ -36,7 +38,7 @@ local function append(body)
    local head = socket:receive("*l")
    if not head or head:sub(1, 1) ~= "$" then return false end
    if not socket:receive("*l") then return false end
-   socket:setkeepalive(0, 256)
+   socket:setkeepalive(0, pool)
    return true
 end
 
