@@ -104,7 +104,7 @@ impl StreamReader {
         bytes: usize,
     ) -> Result<Vec<Entry>, QueueError> {
         let stream = self.redis.keys.stream();
-        let found = self.behind(connection, &stream, after, bytes).await?;
+        let found = behind(&self.script, connection, &stream, after, bytes).await?;
         Ok(found.into_iter().map(|(id, fields)| Entry { id, pack: field(&fields, "p") }).collect())
     }
 
@@ -141,7 +141,7 @@ impl StreamReader {
         bytes: usize,
     ) -> Result<Vec<Replay>, QueueError> {
         let stream = self.redis.keys.of(&self.consumer).replays();
-        let found = self.behind(connection, &stream, after, bytes).await?;
+        let found = behind(&self.script, connection, &stream, after, bytes).await?;
         found.into_iter().map(|(id, fields)| replay(id, &fields)).collect()
     }
 
@@ -247,24 +247,24 @@ impl StreamReader {
             cmd("XRANGE").arg(stream).arg(&id).arg(&id).query_async(connection).await?;
         Ok(found.first().map(|(_, fields)| field(fields, "p")))
     }
+}
 
-    async fn behind(
-        &self,
-        connection: &mut Connection,
-        stream: &str,
-        after: StreamId,
-        bytes: usize,
-    ) -> Result<Vec<(StreamId, Fields)>, QueueError> {
-        let found: Vec<(String, Fields)> = self
-            .script
-            .key(stream)
-            .arg(after.to_string())
-            .arg(bytes)
-            .arg(ENTRIES_MAX)
-            .invoke_async(connection)
-            .await?;
-        found.into_iter().map(|(id, fields)| Ok((stream_id(&id)?, fields))).collect()
-    }
+/// Returns up to about `bytes` of the entries of a stream after `after`; at least one if there is one.
+async fn behind(
+    script: &Script,
+    connection: &mut Connection,
+    stream: &str,
+    after: StreamId,
+    bytes: usize,
+) -> Result<Vec<(StreamId, Fields)>, QueueError> {
+    let found: Vec<(String, Fields)> = script
+        .key(stream)
+        .arg(after.to_string())
+        .arg(bytes)
+        .arg(ENTRIES_MAX)
+        .invoke_async(connection)
+        .await?;
+    found.into_iter().map(|(id, fields)| Ok((stream_id(&id)?, fields))).collect()
 }
 
 /// Names and values in alternation, as in a stream entry.

@@ -2,7 +2,7 @@
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::LaneKey;
+use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::ledger::{Finished, WebhookPlace};
 use crate::state::resource::Step;
 
@@ -10,8 +10,14 @@ use crate::state::resource::Step;
 pub(crate) fn finish<C: Content>(core: &mut Core<C>, finished: Finished<C>) {
     core.queue.step(finished.resource, Step::Finished);
     core.ledger.sent.remove(&finished.resource);
-    core.ledger.draft.is_awaited |= core.queue.index.has_next(finished.resource);
+    core.ledger.draft.is_awaited |= is_followed(core, finished.resource);
     core.ledger.finished.push(finished);
+}
+
+/// True if a webhook of a resource follows those for which its head stands.
+fn is_followed<C: Content>(core: &Core<C>, resource: ResourceKey) -> bool {
+    let index = &core.queue.index;
+    index.lead(resource).is_some_and(|lead| index.nodes.has_next(lead))
 }
 
 /// Notes a webhook that is dropped. A settlement settles it.

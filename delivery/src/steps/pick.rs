@@ -55,7 +55,7 @@ pub(crate) fn pick<C: Content>(core: &mut Core<C>, preferred: Preferred) -> Opti
                 break;
             }
             // One that has nothing now gets a turn again when it has.
-            if preferred != Preferred::Any && has_ready(core, shop, class) {
+            if preferred != Preferred::Any && anything_waits(core, shop, class) {
                 set_aside.push(shop);
                 if set_aside.len() == PROBE_LOOKS {
                     break;
@@ -94,7 +94,7 @@ fn pick_of<C: Content>(
 
 /// True if a webhook of the shop waits for a turn of this class, or may wait in the part of a lane that is not
 /// indexed.
-fn has_ready<C: Content>(core: &mut Core<C>, shop: ShopKey, class: Class) -> bool {
+fn anything_waits<C: Content>(core: &mut Core<C>, shop: ShopKey, class: Class) -> bool {
     let index = &core.queue.index;
     let Some(shop) = core.queue.shops.get(shop) else { return false };
     for key in &shop.lanes {

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Metrics of a receiver that are read: many times as much as it has.
 const METRICS_BYTES_MAX: usize = 4 << 20;
 
-/// What is looked at in a cell.
+/// Webhooks of a cell that a drain waits for.
 pub(super) struct DrainAim {
     /// Webhooks that are waited for.
     pub scope: DrainScope,

@@ -1,4 +1,4 @@
-//! What the receivers of a cell report about its overflow log. Pure: the answers are arguments.
+//! The overflow log of a cell, as its receivers report it. Pure: the answers are arguments.
 
 use super::drained::OverflowLook;
 

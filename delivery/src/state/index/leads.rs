@@ -74,12 +74,6 @@ impl Index {
         u32::try_from(events).unwrap_or(u32::MAX)
     }
 
-    /// True if a webhook of a resource follows those for which its head stands.
-    pub(crate) fn has_next(&self, key: ResourceKey) -> bool {
-        let lead = self.lead(key).and_then(|lead| self.nodes.find(lead));
-        lead.is_some_and(|lead| lead.next != NONE)
-    }
-
     /// Webhooks for which the head stands: the head first, its lead last.
     pub(crate) fn run(&self, key: ResourceKey) -> Vec<NodeKey> {
         let (Some(resource), Some(lead)) = (self.resource(key), self.lead(key)) else {

@@ -114,6 +114,11 @@ impl Nodes {
         &mut self.nodes[usize_of(key)]
     }
 
+    /// True if another webhook of its resource follows.
+    pub(crate) fn has_next(&self, key: NodeKey) -> bool {
+        self.find(key).is_some_and(|node| node.next != NONE)
+    }
+
     /// A node; `None` for [`NONE`].
     pub(super) fn find(&self, key: NodeKey) -> Option<&Node> {
         self.nodes.get(usize_of(key))
