@@ -1,8 +1,8 @@
 """The highest rate at which the queue does not grow: an open loop of webhooks of which no two are alike
 goes through the receiver, Redis and the downstreamer to a fast backend, with fsync before each answer. A
 search by short probes finds the rate; a long run at this rate (`--sustained-seconds`) must hold it. Then
-nginx passes the same load straight to the same backend: no queue, no signature check, no disk. The load
-generator, the backend and all other processes share the cores."""
+nginx passes the same load straight to the same backend, and as much as it can: no queue, no signature check, no
+disk. The load generator, the backend and all other processes share the cores."""
 
 import time
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ OFFERED_MIN = 0.98
 # Runs at lower rates, if the long run does not hold the rate that a short probe held.
 TRIES, LOWER = 4, 0.95
 EMPTY_SECONDS_MAX = 600
+NGINX_P99_MS = 100
+OF_NGINX_MIN, END_TO_END_MS_MAX = 0.5, 100
 MAXMEMORY = 4 << 30
 # Size at which the receiver rewrites the AOF: 4 x the memory in use + 4 GiB.
 AOF_FACTOR, AOF_EXTRA_BYTES = 4, 4 << 30
@@ -52,8 +54,9 @@ def run(campaign):
             cell = Cell(redis.unix_socket, pids, port, backend, drain.admin)
             rate, probes = search(campaign, cell)
             runs, samples = hold(campaign, cell, rate)
-        beside = through_nginx(campaign, backend, runs[-1]["asked_per_second"])
+        beside, most = through_nginx(campaign, backend, runs[-1]["asked_per_second"])
     findings(found, probes, runs, samples, beside)
+    compare(found, most)
     return found
 
 
@@ -147,7 +150,8 @@ def wait_until_empty(cell):
 
 
 def through_nginx(campaign, backend, rate):
-    """Offers the same rate to nginx. Returns the same figures, as far as nginx has them."""
+    """Offers the same rate to nginx. Returns the same figures, as far as nginx has them, and the highest rate that
+    it passes on."""
     seconds = min(60, campaign.sustained_seconds)
     with nginx.proxy(backend, campaign.directory) as (child, port):
         campaign.offer(port, rate, 1)
@@ -156,9 +160,26 @@ def through_nginx(campaign, backend, rate):
         paced = campaign.offer(port, rate, seconds)
         stats = servers.stats(backend)
         accepted = paced["answered"].get("200", 0)
-        return {"through": "nginx", "asked_per_second": rate, "seconds": seconds, **rates(paced, stats),
-                **latencies(paced, stats), **usage.each_us(accepted),
-                "generator_cpu_us": paced["cpu_us_per_request"]}
+        row = {"through": "nginx", "asked_per_second": rate, "seconds": seconds, **rates(paced, stats),
+               **latencies(paced, stats), **usage.each_us(accepted),
+               "generator_cpu_us": paced["cpu_us_per_request"]}
+        return row, most_of_nginx(campaign, port, rate)
+
+
+def most_of_nginx(campaign, port, rate):
+    """Searches as `search` does. nginx has no queue that could grow: a rate is held if all is offered and answered
+    200, and p99 is that of a queue that is flat."""
+    seconds, low, high = campaign.scale(5, 1), 0, None
+    while rate <= campaign.scale(RATE_MOST, rate):
+        paced = campaign.offer(port, rate, seconds)
+        is_held = (paced["answered"].get("200", 0) == paced["asked"] and paced["latency_ms"]["p99"] <= NGINX_P99_MS
+                   and paced["offered_per_second"] >= OFFERED_MIN * rate)
+        campaign.say(f"nginx, {rate:,}/s: {'held' if is_held else 'not held'}, p99 {paced['latency_ms']['p99']:.1f} ms")
+        low, high = (rate, high) if is_held else (low, rate)
+        if high is not None and high - low <= max(PRECISION * low, RATE_LEAST):
+            break
+        rate = 2 * rate if high is None else (low + high) // 2
+    return low
 
 
 def findings(found, probes, runs, samples, beside):
@@ -189,6 +210,16 @@ def findings(found, probes, runs, samples, beside):
     found.plot("backlog", f"Webhooks that wait at {row['asked_per_second']:,}/s", "seconds", "webhooks",
                {"backlog": [(one["seconds"], one["waiting"]) for one in samples]})
     plot_samples(found, samples)
+
+
+def compare(found, most):
+    """Puts the rate beside the highest of nginx."""
+    part = found.figures["accepted_per_second"] / max(most, 1)
+    found.figures |= {"nginx_most_per_second": most, "of_nginx": part}
+    found.at_least("sustained ÷ the most that nginx passes on", part, OF_NGINX_MIN)
+    found.at_most("p99 from sending to the backend", found.figures["end_to_end_p99_ms"], END_TO_END_MS_MAX, "ms")
+    found.read(f"The most that nginx passes on to the same backend, with p99 ≤ {NGINX_P99_MS} ms, is {most:,}/s: "
+               f"Spillway sustains {part:.2f} of it.")
 
 
 def plot_samples(found, samples):
