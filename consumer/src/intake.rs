@@ -22,7 +22,7 @@ const ARRIVED_MAX: usize = 4;
 /// read by their number: a read in bytes is a script, which costs Redis most where packs are large.
 const LARGE_BYTES: usize = 16 << 10;
 /// Most packs of such a read. They may be larger than those before, so they are few.
-const LARGE_AT_ONCE: usize = 16;
+const LARGE_AT_ONCE: usize = 4;
 /// Time for which a read waits for new entries.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks for replays while the main stream never ends. Each look is one short script.
@@ -146,6 +146,8 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                         );
                     }
                     connection = None;
+                    // The answer may have been too large to arrive in time.
+                    self.large_at_once = None;
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -307,6 +309,7 @@ mod tests {
         assert_eq!(next(&[LARGE_BYTES]), Some(LARGE_AT_ONCE));
         assert_eq!(next(&[100, 2 * LARGE_BYTES]), Some(LARGE_AT_ONCE));
         assert_eq!(next(&[LARGE_BYTES, READ_BYTES / 3]), Some(3));
+        assert_eq!(next(&[READ_BYTES / 2]), Some(2));
         assert_eq!(next(&[LARGE_BYTES, 10 * READ_BYTES]), Some(1), "none is skipped");
     }
 }

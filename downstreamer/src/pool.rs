@@ -8,19 +8,25 @@ mod idle;
 mod wire;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::response::Parts;
 use http::uri::{Authority, Scheme};
 use http::{Request, Uri};
+use tokio::sync::Semaphore;
 use tower::ServiceExt;
 
 use crate::answer::AnswerBytes;
 use crate::body::LeasedBody;
-use crate::connect::{
-    BackendConnector, BoxError, ClientOptions, IDLE_CONNECTION, LeaseCheck, LeaseLost,
-};
+use crate::connect::{BackendConnector, BoxError, ClientOptions, LeaseCheck, LeaseLost};
 use crate::pool::idle::IdleList;
 use crate::pool::wire::{BackendConnection, BackendStream, SendFailure};
+
+/// Connections that are finished or flushed beside the deliveries, at most. Above that they are closed.
+const BESIDE_MAX: usize = 64;
+
+/// Time for the rest of a request that was answered already.
+const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// A request got no whole answer.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +46,8 @@ pub(crate) struct BackendPool {
     base: Uri,
     idle: Arc<IdleList>,
     lease: LeaseCheck,
+    /// Connections without a delivery that are not idle.
+    beside: Arc<Semaphore>,
 }
 
 /// A connection for one request.
@@ -63,7 +71,8 @@ impl BackendPool {
         base.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
         let base = Uri::from_parts(base).expect("BUG: a scheme, an authority and a path are a URL");
         let idle = IdleList::new(options.idle_max);
-        Self { connector: options.connector(lease.clone()), base, idle, lease }
+        let beside = Arc::new(Semaphore::new(BESIDE_MAX));
+        Self { connector: options.connector(lease.clone()), base, idle, lease, beside }
     }
 
     /// Sends a request, and reads its answer up to the bound. The request has a `Host`, and a URL that
@@ -103,10 +112,13 @@ impl BackendPool {
     fn give_back(&self, mut connection: BackendConnection) {
         if connection.rest() {
             self.idle.add(connection);
-        } else if connection.is_open() {
+        } else if connection.is_open()
+            && let Ok(permit) = self.beside.clone().try_acquire_owned()
+        {
             let idle = self.idle.clone();
             tokio::spawn(async move {
-                let sent = tokio::time::timeout(IDLE_CONNECTION, connection.until_ready()).await;
+                let _permit = permit;
+                let sent = tokio::time::timeout(FLUSH_MAX, connection.until_ready()).await;
                 if sent.is_ok() {
                     idle.put(connection);
                 }
@@ -124,7 +136,13 @@ impl BackendPool {
         tokio::select! {
             biased;
             connection = self.idle.returned() => {
-                tokio::spawn(finish(connecting, self.idle.clone()));
+                if let Ok(permit) = self.beside.clone().try_acquire_owned() {
+                    let idle = self.idle.clone();
+                    tokio::spawn(async move {
+                        let _permit = permit;
+                        finish(connecting, idle).await;
+                    });
+                }
                 Ok(TakenConnection { connection, was_idle: true })
             }
             connected = &mut connecting => {

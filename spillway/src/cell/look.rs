@@ -212,9 +212,6 @@ impl CellLooker {
         connection: &mut Connection,
     ) -> Result<OverflowLook, Failure> {
         let claim = restore::look(redis, connection).await?;
-        if claim.is_empty() {
-            return Ok(OverflowLook::Absent);
-        }
         let mut reports = Vec::new();
         for address in &self.aim.receivers {
             reports.push(self.report(address).await);

@@ -50,8 +50,9 @@ impl LogReport {
 }
 
 /// Conclusion from the reports of all receivers that were asked. `claim` is the value of the cell's claim: the log
-/// that it names must be among them. An empty log is certain only if its receiver does not spill, because damaged and
-/// uncounted parts of a log count as nothing.
+/// that it names must be among them. It is empty if no log is known to Redis; a receiver that can't write there may have
+/// one all the same. An empty log is certain only if its receiver does not spill, because damaged and uncounted parts
+/// of a log count as nothing.
 pub(super) fn overflow_of(claim: &str, reports: &[LogReport]) -> OverflowLook {
     let holder = claim.split(':').next().and_then(|id| u64::from_str_radix(id, 16).ok());
     let holder = holder.map(|id| id & ID_MASK);
@@ -59,16 +60,21 @@ pub(super) fn overflow_of(claim: &str, reports: &[LogReport]) -> OverflowLook {
     let mut is_any_spilling = false;
     let mut is_complete = true;
     let mut has_holder = false;
+    let mut has_log = !claim.is_empty();
     for report in reports {
         match *report {
             LogReport::Silent => is_complete = false,
             LogReport::Without => {}
             LogReport::Log { id, webhooks, is_spilling } => {
+                has_log = true;
                 total += webhooks;
                 is_any_spilling |= is_spilling;
                 has_holder |= holder == Some(id);
             }
         }
+    }
+    if !has_log {
+        return OverflowLook::Absent;
     }
     match (total, is_any_spilling) {
         (0, true) => OverflowLook::Spilling,
@@ -119,6 +125,16 @@ mod tests {
         for nobody in [&[][..], &[LogReport::Without], &[LogReport::Silent]] {
             assert_eq!(of(nobody), OverflowLook::Unknown, "{nobody:?}");
         }
+    }
+
+    #[test]
+    fn a_log_without_a_claim_is_never_taken_for_none() {
+        let of = |reports: &[LogReport]| overflow_of("", reports);
+        assert_eq!(of(&[]), OverflowLook::Absent);
+        assert_eq!(of(&[LogReport::Without, LogReport::Silent]), OverflowLook::Absent);
+        assert_eq!(of(&[log(255, 3, true)]), OverflowLook::Webhooks(3));
+        assert_eq!(of(&[log(255, 0, true)]), OverflowLook::Spilling);
+        assert_eq!(of(&[log(255, 0, false)]), OverflowLook::Unknown, "its claim is missing");
     }
 
     #[test]
