@@ -193,3 +193,35 @@ fn below_a_millisecond_a_longer_latency_is_no_queue() {
     // At 20, it carries 0.57 of what it carries at any number.
     assert!(limits[limits.len() / 10] >= 20, "{}", limits[limits.len() / 10]);
 }
+
+/// A backend of four workers, 1 ms each, of which three begin after 10 s. More than four under way bring nothing, and cost
+/// less than anyone waits for.
+#[test]
+fn up_to_three_milliseconds_the_limit_grows_without_a_gain() {
+    let bounds = Bounds { concurrency_min: 1, concurrency_max: 512, rate_max: None };
+    let mut limiter = Limiter::new(bounds);
+    let mut now = Duration::ZERO;
+    let mut random = 1_u32;
+    let mut limits = Vec::new();
+    while now < 60 * SECOND {
+        let mut in_flight = 0;
+        while limiter.admit(in_flight, now) {
+            in_flight += 1;
+        }
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let noise = 0.9 + 0.2 * f64::from(random >> 8) / f64::from(1 << 24);
+        let workers = if now < 10 * SECOND { 1.0 } else { 4.0 };
+        let took = (window::count(in_flight) / workers).max(1.0) * noise;
+        let began = now;
+        now += Duration::from_secs_f64(took / 1e3);
+        for _ in 0..in_flight {
+            limiter.ended(&sample(began, in_flight, Signal::Done), now, 0.5);
+        }
+        if now >= 40 * SECOND {
+            limits.push(limiter.concurrency(now));
+        }
+    }
+    limits.sort_unstable();
+    let median = limits[limits.len() / 2];
+    assert!((8..=16).contains(&median), "{median}");
+}

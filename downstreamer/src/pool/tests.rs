@@ -29,6 +29,8 @@ enum Step {
     Answer(&'static str),
     /// Receives a request and answers it with so many bytes.
     Fill(usize),
+    /// Receives a request, and answers it with half of what it announces.
+    Half(usize),
     /// Receives a request, and does not answer.
     Swallow,
     /// Writes without a request.
@@ -72,6 +74,11 @@ async fn play(mut stream: TcpStream, number: usize, steps: &[Step], received: mp
                 let head = format!("HTTP/1.1 500 No\r\ncontent-length: {size}\r\n\r\n");
                 stream.write_all(head.as_bytes()).await.unwrap();
                 // The pool hangs up in the middle.
+                stream.write_all(&vec![b'x'; *size]).await.ok();
+            }
+            Step::Half(size) => {
+                let head = format!("HTTP/1.1 500 No\r\ncontent-length: {}\r\n\r\n", 2 * size);
+                stream.write_all(head.as_bytes()).await.unwrap();
                 stream.write_all(&vec![b'x'; *size]).await.ok();
             }
             Step::Swallow => {}
@@ -344,6 +351,16 @@ async fn a_connection_is_not_used_after_its_idle_time() {
     tokio::time::advance(IDLE_CONNECTION).await;
     assert!(pool.idle.take().is_none());
     assert_eq!(pool.idle.len(), 0);
+}
+
+#[tokio::test]
+async fn an_answer_that_never_ends_is_read_up_to_its_bound() {
+    const SCRIPT: &[&[Step]] = &[&[Step::Half(128 << 10)], &[Step::Answer(OK)]];
+    let (pool, mut received) = backend(SCRIPT, 8, always()).await;
+    let (status, _) = deliver(&pool).await.unwrap();
+    assert_eq!(status, 500);
+    assert_delivered(&pool).await;
+    assert_eq!(numbers(&mut received), [0, 1]);
 }
 
 #[tokio::test]
