@@ -90,8 +90,7 @@ impl ConsoleCell {
         });
         let receiver = cell.receiver(&[]).await;
         let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
-        // What is held back is in lanes soon, not at the end of a minute.
-        let downstreamer = cell.downstreamer(&backend, &[("PARK_AFTER", "2s")]).await;
+        let downstreamer = cell.downstreamer(&backend, &[]).await;
         downstreamer.leads().await;
         let accounts = Accounts::new(&cell);
         let mut tokens = BTreeMap::new();

@@ -73,7 +73,8 @@ async fn pages_of_a_list_hold_every_row_once() {
         own.filter(|lane| lane["shop"] == shop::domain(7).as_str())
             .any(|lane| lane["waiting"] == 33 && lane["reason"].to_string().contains("paused"))
     };
-    until("the lane of the paused shop is shown with its reason", SOON, paused).await;
+    // It is in a lane after PARK_AFTER, a minute.
+    until("the lane of the paused shop is shown with its reason", 3 * SOON, paused).await;
     let top = async || {
         let top = sue.json("/api/v1/top?by=shop").await;
         top["rows"][0]["name"] == shop::domain(7).as_str() && top["rows"][0]["waiting"] == 33
