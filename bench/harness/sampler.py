@@ -95,3 +95,13 @@ def when(samples, appended):
             part = (appended - before["appended"]) / (after["appended"] - before["appended"])
             return before["seconds"] + part * (after["seconds"] - before["seconds"])
     return samples[-1]["seconds"]
+
+
+def plot(found, samples):
+    """Plots the rate at which webhooks were stored, and the memory and AOF of Redis."""
+    rates = [(after["seconds"], (after["appended"] - before["appended"])
+              / (after["seconds"] - before["seconds"])) for before, after in zip(samples, samples[1:])]
+    found.plot("rate", "Webhooks stored per second", "seconds", "per second", {"rate": rates})
+    found.plot("memory", "Redis memory and AOF", "seconds", "MiB", {
+        "memory": [(row["seconds"], row["memory_bytes"] / 2**20) for row in samples],
+        "AOF": [(row["seconds"], row["aof_bytes"] / 2**20) for row in samples]})

@@ -8,7 +8,6 @@ from harness import machine, sampler, servers, wrk
 from harness.campaign import Findings
 from harness.servers import Failed
 
-from .sustained import plot_samples
 
 CONNECTIONS = 64
 WEBHOOK_BYTES = 1300
@@ -110,7 +109,7 @@ def findings(samples, drained, target, empty):
                f"at {last:,.0f}/s after {first:,.0f}/s for the first; the drain took {per_second:,.0f}/s "
                f"and left {left / 2**20:.0f} MiB.")
     found.rows = {"fill": samples, "drain": drained}
-    plot_samples(found, samples)
+    sampler.plot(found, samples)
     found.plot("drain", "Queue while it drains", "seconds", "webhooks",
                {"queued": [(row["seconds"], row["queued"]) for row in drained]})
     return found

@@ -1,16 +1,16 @@
 """A flood while the downstreamer drains to a fast backend: a closed loop of 64 connections of webhooks of
 which no two are alike takes all that the receiver can store, with fsync before each answer, for
 `--flood-seconds`. Then the flood ends, and the backlog is drained until nothing waits. The load generator,
-the backend and all other processes share the cores."""
+the backend and all other processes share the cores, with the weights of the systemd units where groups for processor
+time can be made."""
 
 import time
 
-from harness import machine, sampler, servers, wrk
+from harness import groups, machine, sampler, servers, wrk
 from harness.campaign import Findings
 from harness.servers import Failed
 
 from .backlog import WEBHOOK_BYTES, check_room
-from .sustained import plot_samples
 
 CONNECTIONS = 64
 # Webhooks a second for which Redis has room. Above that, the receiver answers 503.
@@ -30,9 +30,10 @@ def run(campaign):
         servers.receiver(redis, campaign.secret, directory) as (receiver, port),
     ):
         pids = {"receiver": receiver.pid, "downstreamer": drain.pid, "redis": redis.child.pid}
-        with sampler.Sampler(redis.unix_socket, pids, campaign.scale(1.0, 0.2), "http") as watch:
-            flooded = flood(campaign, redis, backend, port, seconds,
-                            {**pids, "backend": servers.stats(backend)["pid"]})
+        each = {**pids, "backend": servers.stats(backend)["pid"]}
+        every = campaign.scale(1.0, 0.2)
+        with groups.as_units(each), sampler.Sampler(redis.unix_socket, pids, every, "http") as watch:
+            flooded = flood(campaign, redis, backend, port, seconds, each)
             campaign.say(f"{flooded['accepted_per_second']:,.0f}/s accepted, {flooded['delivered_per_second']:,.0f}/s "
                          f"delivered, {flooded['backlog']:,} wait")
             emptied = empty(campaign, redis, backend, flooded["backlog"],
@@ -90,5 +91,5 @@ def findings(flooded, emptied, samples, seconds):
     found.rows["samples"] = samples
     found.plot("backlog", "Webhooks that wait, during the flood and after it", "seconds", "webhooks",
                {"backlog": [(row["seconds"], row["waiting"]) for row in samples]})
-    plot_samples(found, samples)
+    sampler.plot(found, samples)
     return found

@@ -2,15 +2,19 @@
 goes through the receiver, Redis and the downstreamer to a fast backend, with fsync before each answer. A
 search by short probes finds the rate; a long run at this rate (`--sustained-seconds`) must hold it. Then
 nginx passes the same load straight to the same backend, and as much as it can: no queue, no signature check, no
-disk. The load generator, the backend and all other processes share the cores."""
+disk. At the end, a backlog must shrink to nothing while 0.7 of the rate that was held goes on to come in. The load
+generator, the backend and all other processes share the cores, with the weights of the systemd units where groups for
+processor time can be made."""
 
 import time
 from dataclasses import dataclass
 from statistics import median
 
-from harness import machine, nginx, sampler, servers
+from harness import groups, machine, nginx, sampler, servers
 from harness.campaign import Findings
 from harness.servers import Failed
+
+from . import catchup
 
 RATE_FIRST, RATE_LEAST, RATE_MOST = 2_000, 100, 200_000
 # The search ends when the rates that hold and that do not differ by less.
@@ -52,11 +56,14 @@ def run(campaign):
             pids = {"receiver": receiver.pid, "downstreamer": drain.pid, "redis": redis.child.pid,
                     "backend": servers.stats(backend)["pid"]}
             cell = Cell(redis.unix_socket, pids, port, backend, drain.admin)
-            rate, probes = search(campaign, cell)
-            runs, samples = hold(campaign, cell, rate)
+            with groups.as_units(pids) as weights:
+                rate, probes = search(campaign, cell)
+                runs, samples = hold(campaign, cell, rate)
         beside, most = through_nginx(campaign, backend, runs[-1]["asked_per_second"])
     findings(found, probes, runs, samples, beside)
     compare(found, most)
+    shrink(found, *catchup.catch_up(campaign, runs[-1]["asked_per_second"]))
+    found.figures["processor_weights"] = weights or "none: the kernel divides by thread"
     return found
 
 
@@ -209,7 +216,7 @@ def findings(found, probes, runs, samples, beside):
     found.rows = {"runs": [*runs, beside], "probes": probes, "samples": samples}
     found.plot("backlog", f"Webhooks that wait at {row['asked_per_second']:,}/s", "seconds", "webhooks",
                {"backlog": [(one["seconds"], one["waiting"]) for one in samples]})
-    plot_samples(found, samples)
+    sampler.plot(found, samples)
 
 
 def compare(found, most):
@@ -222,10 +229,15 @@ def compare(found, most):
                f"Spillway sustains {part:.2f} of it.")
 
 
-def plot_samples(found, samples):
-    rates = [(after["seconds"], (after["appended"] - before["appended"])
-              / (after["seconds"] - before["seconds"])) for before, after in zip(samples, samples[1:])]
-    found.plot("rate", "Webhooks stored per second", "seconds", "per second", {"rate": rates})
-    found.plot("memory", "Redis memory and AOF", "seconds", "MiB", {
-        "memory": [(row["seconds"], row["memory_bytes"] / 2**20) for row in samples],
-        "AOF": [(row["seconds"], row["aof_bytes"] / 2**20) for row in samples]})
+def shrink(found, row, samples):
+    """Adds how a backlog shrank while webhooks came in."""
+    found.figures |= {"catch_up_per_second": row["asked_per_second"], "catch_up_backlog": row["backlog_start"],
+                      "catch_up_empty_after_s": row["empty_after_s"]}
+    found.at_most("left of the backlog, with intake at 0.7 of the rate", row["backlog_end"], 0.25 * row["asked_per_second"])
+    found.at_most("answers that are not 200 meanwhile", row["not_200"], 0)
+    found.read(f"With {row['asked_per_second']:,}/s coming in, a backlog of {row['backlog_start']:,} "
+               + (f"was gone after {row['empty_after_s']:.0f} s." if row["empty_after_s"] else
+                  f"shrank to {row['backlog_end']:,}."))
+    found.rows["catch-up"] = samples
+    found.plot("catch-up", f"A backlog, while {row['asked_per_second']:,}/s come in", "seconds", "webhooks",
+               {"backlog": [(one["seconds"], one["waiting"]) for one in samples]})

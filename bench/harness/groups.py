@@ -1,0 +1,85 @@
+"""Groups for processor time, with the weights of the systemd units: so a scenario divides the cores as an
+installation does. `WEIGHTS=downstreamer=100,redis=200` in the environment replaces some, to compare; `WEIGHTS=none`
+makes no groups."""
+
+import itertools
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+from .servers import ROOT
+
+UNITS = {"receiver": "spillway-receiver", "downstreamer": "spillway-downstreamer", "redis": "spillway-redis",
+         "kafka_producer": "spillway-kafka", "archiver": "spillway-archiver"}
+# systemd's weight of a unit that sets none, and the same for the first version of cgroups.
+WEIGHT_USUAL, SHARES_USUAL = 100, 1024
+numbers = itertools.count()
+
+
+def weight(name):
+    """Returns `CPUWeight=` of the unit that runs a process, or the usual one for a process of no unit."""
+    if name in (replaced := others()):
+        return replaced[name]
+    unit = ROOT / "ops" / "systemd" / f"{UNITS.get(name)}.service"
+    found = re.search(r"^CPUWeight=(\d+)$", unit.read_text(), re.MULTILINE) if name in UNITS else None
+    return int(found[1]) if found else WEIGHT_USUAL
+
+
+def others():
+    """Returns the weights by name that the environment sets."""
+    return {name: int(value) for name, _, value in
+            (part.partition("=") for part in os.environ.get("WEIGHTS", "").split(",") if part not in ("", "none"))}
+
+
+def controller():
+    """Returns the directory in which groups for processor time are made here, and the name of the file and the
+    value that stand for the usual weight. `None` if this user can't make any, or none are wanted."""
+    if os.environ.get("WEIGHTS") == "none":
+        return None
+    mounts = [line.split()[:4] for line in Path("/proc/mounts").read_text().splitlines()]
+    for _, path, kind, options in mounts:
+        if kind == "cgroup" and "cpu" in options.split(","):
+            return writable(Path(path), "cpu.shares", SHARES_USUAL)
+    for _, path, kind, _ in mounts:
+        if kind == "cgroup2" and "cpu" in Path(path, "cgroup.controllers").read_text().split():
+            if "cpu" not in Path(path, "cgroup.subtree_control").read_text().split():
+                return None
+            return writable(Path(path), "cpu.weight", WEIGHT_USUAL)
+    return None
+
+
+def writable(path, file, usual):
+    return (path, file, usual) if os.access(path, os.W_OK) else None
+
+
+@contextmanager
+def as_units(pids):
+    """Gives each process a group with the weight of its unit, until the block ends. Yields the weights by name,
+    or nothing where groups can't be made: then the kernel divides by thread."""
+    found = controller()
+    if found is None:
+        yield {}
+        return
+    root, file, usual = found
+    weights, made = {name: weight(name) for name in pids}, []
+    try:
+        for name, pid in pids.items():
+            made.append(root / f"spillway-bench-{os.getpid()}-{next(numbers)}")
+            made[-1].mkdir()
+            (made[-1] / file).write_text(str(usual * weights[name] // WEIGHT_USUAL))
+            (made[-1] / "cgroup.procs").write_text(str(pid))
+        yield weights
+    finally:
+        for group in made:
+            empty(group, root)
+
+
+def empty(group, root):
+    """Removes a group, whose processes go back to where they came from."""
+    for pid in (group / "cgroup.procs").read_text().split():
+        try:
+            (root / "cgroup.procs").write_text(pid)
+        except ProcessLookupError:
+            pass
+    group.rmdir()

@@ -1,0 +1,49 @@
+"""A part of `sustained`: a backlog shrinks while intake goes on at a part of the rate that was sustained."""
+
+import time
+
+from harness import groups, sampler, servers
+
+from .backlog import WEBHOOK_BYTES, check_room, fill
+
+PART = 0.7
+BACKLOG = 500_000
+SPARE_BYTES = 2 << 30
+# The load is offered in stretches of this length until the queue is empty.
+STRETCH_SECONDS, STRETCHES_MAX = 60, 15
+
+
+def catch_up(campaign, rate):
+    """Fills a queue before a downstreamer runs, then offers `PART` of a rate until nothing waits but what has just
+    come. Returns a row of figures, and the samples."""
+    asked, target = int(rate * PART), campaign.scale(BACKLOG, 5_000)
+    directory = campaign.directory
+    maxmemory = int(2 * target * WEBHOOK_BYTES) + SPARE_BYTES
+    check_room(campaign, maxmemory)
+    with (
+        servers.redis("always", directory, "--maxmemory", str(maxmemory)) as redis,
+        servers.backend(directory) as backend,
+        servers.receiver(redis, campaign.secret, directory) as (receiver, port),
+    ):
+        fill(campaign, redis, port, {"receiver": receiver.pid, "redis": redis.child.pid}, target)
+        with servers.downstreamer(redis, backend, directory) as drain:
+            pids = {"receiver": receiver.pid, "downstreamer": drain.pid, "redis": redis.child.pid}
+            each = {**pids, "backend": servers.stats(backend)["pid"]}
+            with groups.as_units(each), sampler.Sampler(redis.unix_socket, pids, 1.0, "http") as watch:
+                return shrink(campaign, port, asked, watch)
+
+
+def shrink(campaign, port, asked, watch):
+    stretch = campaign.scale(STRETCH_SECONDS, 2)
+    began, not_200, end = time.monotonic(), 0, None
+    for number in range(STRETCHES_MAX):
+        offered = campaign.offer(port, asked, stretch)
+        not_200 += offered["asked"] - offered["answered"].get("200", 0)
+        least = 0.25 * asked
+        end = next((row["seconds"] for row in watch.samples if row["waiting"] <= least), None)
+        campaign.say(f"{asked:,}/s for {time.monotonic() - began:.0f} s: {watch.samples[-1]['waiting']:,} wait")
+        if end is not None:
+            break
+    rows = watch.samples
+    return {"through": "Spillway, with a backlog", "asked_per_second": asked, "backlog_start": rows[0]["waiting"],
+            "backlog_end": min(row["waiting"] for row in rows), "empty_after_s": end, "not_200": not_200}, rows
