@@ -172,9 +172,6 @@ def one_round(name, settings, requests, directory):
         entry = ingest(running, settings, requests)
         if running.deliver:
             entry |= deliver(running, settings["seconds"], directory)
-    if name == "nginx-proxy":
-        # It answers once the backend has.
-        entry |= {"delivered_per_second": entry["per_second"], "delivery_cpu_us": entry["cpu_us"]}
     return entry
 
 

@@ -335,6 +335,11 @@ def limits_table(values):
     return table(["part of a cell", "limit", "by"], rows)
 
 
+def within_measured(values, plan):
+    """Returns the cells of which the fullest takes in no more than one was measured at."""
+    return max(CELLS_MIN, math.ceil(plan.peak * values.imbalance / values.cell_max))
+
+
 def sizes_table(values, kind, rates):
     plans = [plan(values, kind, rate) for rate in rates]
 
@@ -345,8 +350,8 @@ def sizes_table(values, kind, rates):
     to = "to the backend" if kind == "backend" else "into Kafka"
     rows = [
         row(f"{to}", lambda one: f"{one.peak * takes(values, kind):,.0f}/s"),
-        row("**cells**", lambda one: f"**{one.cells}**"),
-        row("cells, if none is to exceed the highest measured rate", lambda one: f"{max(CELLS_MIN, math.ceil(one.peak * values.imbalance / values.cell_max))}"),
+        row("cells, by calculation", lambda one: f"{one.cells}"),
+        row("**cells, none above the highest measured rate**", lambda one: f"**{within_measured(values, one)}**"),
         row("breaks first (of its limit)", lambda one: f"{one.by_use[0][0]} ({one.by_use[0][1]:.0%})"),
         row("breaks next", lambda one: f"{one.by_use[1][0]} ({one.by_use[1][1]:.0%})"),
         row("intake of the fullest cell", lambda one: f"{amount(one.rate)}/s"),

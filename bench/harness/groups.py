@@ -5,9 +5,11 @@ makes no groups."""
 import itertools
 import os
 import re
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from . import machine
 from .servers import ROOT
 
 UNITS = {"receiver": "spillway-receiver", "downstreamer": "spillway-downstreamer", "redis": "spillway-redis",
@@ -34,29 +36,36 @@ def others():
 
 def controller():
     """Returns the directory in which groups for processor time are made here, and the name of the file and the
-    value that stand for the usual weight. `None` if this user can't make any, or none are wanted."""
+    value that stand for the usual weight. `None` if there is none here, or none is wanted."""
     if os.environ.get("WEIGHTS") == "none":
         return None
     mounts = [line.split()[:4] for line in Path("/proc/mounts").read_text().splitlines()]
     for _, path, kind, options in mounts:
         if kind == "cgroup" and "cpu" in options.split(","):
-            return writable(Path(path), "cpu.shares", SHARES_USUAL)
+            return Path(path), "cpu.shares", SHARES_USUAL
     for _, path, kind, _ in mounts:
         if kind == "cgroup2" and "cpu" in Path(path, "cgroup.controllers").read_text().split():
             if "cpu" not in Path(path, "cgroup.subtree_control").read_text().split():
                 return None
-            return writable(Path(path), "cpu.weight", WEIGHT_USUAL)
+            return Path(path), "cpu.weight", WEIGHT_USUAL
     return None
 
 
-def writable(path, file, usual):
-    return (path, file, usual) if os.access(path, os.W_OK) else None
+def home(pid, root):
+    """Returns the directory of the group that a process is in."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(",") or not controllers:
+            directory = root / path.lstrip("/")
+            if directory.is_dir():
+                return directory
+    return root
 
 
 @contextmanager
 def as_units(pids):
-    """Gives each process a group with the weight of its unit, until the block ends. Yields the weights by name,
-    or nothing where groups can't be made: then the kernel divides by thread."""
+    """Gives each process, with its children, a group with the weight of its unit, until the block ends. Yields the
+    weights by name, or nothing where groups can't be made: then the kernel divides by thread."""
     found = controller()
     if found is None:
         yield {}
@@ -64,22 +73,30 @@ def as_units(pids):
     root, file, usual = found
     weights, made = {name: weight(name) for name in pids}, []
     try:
-        for name, pid in pids.items():
-            made.append(root / f"spillway-bench-{os.getpid()}-{next(numbers)}")
-            made[-1].mkdir()
-            (made[-1] / file).write_text(str(usual * weights[name] // WEIGHT_USUAL))
-            (made[-1] / "cgroup.procs").write_text(str(pid))
+        try:
+            for name, pid in pids.items():
+                group = root / f"spillway-bench-{os.getpid()}-{next(numbers)}"
+                group.mkdir()
+                made.append((group, home(pid, root)))
+                (group / file).write_text(str(usual * weights[name] // WEIGHT_USUAL))
+                for one in (pid, *machine.children(pid)):
+                    (group / "cgroup.procs").write_text(str(one))
+        except OSError:
+            weights = {}
+            while made:
+                remove(*made.pop())
         yield weights
     finally:
-        for group in made:
-            empty(group, root)
+        while made:
+            remove(*made.pop())
 
 
-def empty(group, root):
+def remove(group, back_to):
     """Removes a group, whose processes go back to where they came from."""
-    for pid in (group / "cgroup.procs").read_text().split():
-        try:
-            (root / "cgroup.procs").write_text(pid)
-        except ProcessLookupError:
-            pass
-    group.rmdir()
+    try:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (back_to / "cgroup.procs").write_text(pid)
+        group.rmdir()
+    except OSError as error:
+        print(f"{group} could not be removed: {error}", file=sys.stderr)

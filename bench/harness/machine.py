@@ -20,8 +20,12 @@ def cpu_seconds(pid):
 
 def family_cpu_seconds(pid):
     """Returns the CPU time of a process and its children, such as the workers of nginx."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return cpu_seconds(pid) + sum(map(cpu_seconds_or_0, children))
+    return cpu_seconds(pid) + sum(map(cpu_seconds_or_0, children(pid)))
+
+
+def children(pid):
+    """Returns the process ids of a process' children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def tree_cpu_seconds(pid):
@@ -83,7 +87,7 @@ def facts():
         "processor": model,
         "memory_gib": round(memory / 2**20, 1),
         "kernel": platform.release(),
-        "commit": first_line("git", "rev-parse", "--short", "HEAD"),
+        "commit": first_line("git", "describe", "--always", "--dirty", "--exclude=*"),
         "rustc": first_line("rustc", "--version"),
         "redis": first_line("redis-server", "--version"),
         "wrk": first_line("wrk", "--version").partition("Copyright")[0].strip(),

@@ -43,6 +43,8 @@ class Failed(Exception):
 @contextmanager
 def alone():
     """Holds the benchmark lock of this checkout, because two runs at once would measure each other."""
+    # What was started is ended after SIGTERM, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     path = ROOT / "target" / "bench.lock"
     path.parent.mkdir(exist_ok=True)
     with open(path, "w") as lock:

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from redis.asyncio import Redis
 
 SECRET = os.environ["WEBHOOK_SECRET"].encode()
-redis = Redis(unix_socket_path=os.environ["REDIS_SOCKET"])
+redis = Redis(unix_socket_path=os.environ["REDIS_SOCKET"], max_connections=int(os.environ["CONNECTIONS"]) + 10)
 app = FastAPI()
 
 

@@ -120,12 +120,14 @@ impl Requests {
         Ok(Self { bytes, spans, places, run: rand::random() })
     }
 
-    /// Writes request `number`, with the values that it alone has, into a buffer.
-    fn write(&self, number: usize, buffer: &mut Vec<u8>) {
+    /// Writes request `number`, with the values that it alone has, into a buffer. Its time of sending is that at which it
+    /// was due: a wait for a free connection is part of its way.
+    fn write(&self, number: usize, lateness: Duration, buffer: &mut Vec<u8>) {
         let index = number % self.spans.len();
         buffer.clear();
         buffer.extend_from_slice(&self.bytes[self.spans[index].clone()]);
-        self.places[index].stamp(buffer, self.run, number as u64, OffsetDateTime::now_utc());
+        let due = OffsetDateTime::now_utc() - lateness;
+        self.places[index].stamp(buffer, self.run, number as u64, due);
     }
 }
 
@@ -263,7 +265,7 @@ impl Pace {
             self.sent += 1;
             self.last_sent_at = now;
             let connection = self.connections[index].as_mut().expect("BUG: a free one is open");
-            self.requests.write(number, &mut connection.request);
+            self.requests.write(number, lateness, &mut connection.request);
             connection.state = State::Busy { number, sent: 0 };
             if connection.send().is_err() {
                 self.close(index);
