@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the receiver under load, one scenario after the other, and checks thresholds.
 
-  bench/characterize.py [--quick] [--sustained-seconds N] [--flood-seconds N] [SCENARIO…]
+  bench/characterize.py [--quick] [--sustained-seconds N] [--sustained-rate N] [--flood-seconds N] [SCENARIO…]
 
 bench/README.md explains each scenario. --quick takes seconds, proves that the scenarios run, and
 writes to target/characterize-quick instead of bench/results.
@@ -41,6 +41,8 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="seconds each; proves nothing but that it runs")
     seconds(parser, "sustained", 60, "long run of sustained; 600 for a figure to publish")
     seconds(parser, "flood", 120, "the flood of flood")
+    parser.add_argument("--sustained-rate", type=int, metavar="N", default=int(os.environ.get("SUSTAINED_RATE") or 0),
+                        help="rate of the long run of sustained, in place of a search (SUSTAINED_RATE)")
     chosen = parser.parse_args()
     if unknown := [name for name in chosen.scenarios if name not in SCENARIOS + KAFKA_SCENARIOS]:
         parser.error(f"{unknown[0]} is none of {', '.join(SCENARIOS + KAFKA_SCENARIOS)}")
@@ -119,6 +121,7 @@ def main(chosen):
     facts = machine.facts()
     results = results_directory(chosen.quick, facts)
     campaign = Campaign(directory, chosen.quick, chosen.sustained_seconds, chosen.flood_seconds)
+    campaign.sustained_rate = chosen.sustained_rate
     broken, missed = [], []
     try:
         for name in chosen.scenarios or SCENARIOS:

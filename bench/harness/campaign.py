@@ -28,6 +28,8 @@ class Campaign:
         self.directory, self.quick = Path(directory), quick
         self.sustained_seconds = self.scale(sustained_seconds, 3)
         self.flood_seconds = self.scale(flood_seconds, 3)
+        # 0: a search finds it.
+        self.sustained_rate = 0
         self.secret = SECRET
         self.wrk_threads = 2
         self.started = time.monotonic()

@@ -72,6 +72,8 @@ def run(campaign):
 def search(campaign, cell):
     """Doubles the rate until the queue grows, then halves the distance. Returns the highest rate at which it
     was flat, and a row for each probe."""
+    if campaign.sustained_rate:
+        return campaign.sustained_rate, []
     seconds, low, high, rate, rows = campaign.scale(10, 2), 0, None, RATE_FIRST, []
     while rate <= campaign.scale(RATE_MOST, RATE_FIRST):
         row, _ = probe(campaign, cell, rate, seconds)
