@@ -53,7 +53,7 @@ def stored(group):
     if group["missing"] is None:
         return "stores nothing"
     # Requests that were cut off when the load ended may be stored, and hide as many that are missing.
-    return f"**{group['missing']:,} are not stored**" if group["missing"] else "all, but for what was cut off"
+    return f"**{group['missing']:,} are not stored**" if group["missing"] else "all, except what was cut off"
 
 
 def tables(raw):
