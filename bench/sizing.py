@@ -336,8 +336,8 @@ def limits_table(values):
 
 
 def within_measured(values, plan):
-    """Returns the cells of which the fullest takes in no more than one was measured at."""
-    return max(CELLS_MIN, math.ceil(plan.peak * values.imbalance / values.cell_max))
+    """Returns the cells, at least those by calculation, of which the fullest takes in no more than one was measured at."""
+    return max(plan.cells, math.ceil(plan.peak * values.imbalance / values.cell_max))
 
 
 def sizes_table(values, kind, rates):

@@ -20,7 +20,7 @@ RATE_FIRST, RATE_LEAST, RATE_MOST = 2_000, 100, 200_000
 # The search ends when the rates that hold and that do not differ by less.
 PRECISION = 0.03
 # A queue is flat if its median over the last fifth exceeds that over the first by less than arrives in this time.
-SLACK_SECONDS = 0.25
+SLACK_SECONDS = catchup.SLACK_SECONDS
 OFFERED_MIN = 0.98
 # Runs at lower rates, if the long run does not hold the rate that a short probe held.
 TRIES, LOWER = 4, 0.95
@@ -62,8 +62,10 @@ def run(campaign):
         beside, most, of_nginx = through_nginx(campaign, backend, runs[-1]["asked_per_second"])
     findings(found, [*probes, *of_nginx], runs, samples, beside)
     compare(found, most)
-    remark(found, probes, "Spillway")
-    remark(found, of_nginx, "nginx")
+    if campaign.sustained_rate:
+        found.remarks.append("The rate was given, not searched for.")
+    remark(found, probes, rate, "Spillway")
+    remark(found, of_nginx, most, "nginx")
     shrink(found, *catchup.catch_up(campaign, runs[-1]["asked_per_second"]))
     found.figures["processor_weights"] = weights or "none: the kernel divides by thread"
     return found
@@ -138,12 +140,14 @@ def missed(checks):
     return " ".join(name for name, is_missed in checks.items() if is_missed)
 
 
-def remark(found, rows, name):
-    """Adds a remark if a search ended because the load generator offered less than it was asked for."""
-    highest = min((row for row in rows if row["missed"]), key=lambda row: row["asked_per_second"], default=None)
-    if highest and highest["missed"] == "offered":
-        found.remarks.append(f"The search for the highest rate of {name} ended at {highest['asked_per_second']:,}/s because the "
-                             "load generator offered less.")
+def remark(found, rows, held, name):
+    """Adds a remark if the search that found the rate `held` ended because the load generator offered less than it was
+    asked for."""
+    above = [row for row in rows if row["missed"] and row["asked_per_second"] > (held or 0)]
+    lowest = min(above, key=lambda row: row["asked_per_second"], default=None)
+    if lowest and lowest["missed"] == "offered":
+        found.remarks.append(f"The search for the highest rate of {name} ended at {lowest['asked_per_second']:,}/s because "
+                             "the load generator offered less.")
 
 
 def rates(paced, stats):
@@ -273,7 +277,8 @@ def shrink(found, row, samples):
     """Adds how a backlog shrank while webhooks came in."""
     found.figures |= {"catch_up_per_second": row["asked_per_second"], "catch_up_backlog": row["backlog_start"],
                       "catch_up_empty_after_s": row["empty_after_s"], "catch_up_answer_p99_ms": row["answer_p99_ms"]}
-    found.at_most("left of the backlog, with intake at 0.7 of the rate", row["backlog_end"], 0.25 * row["asked_per_second"])
+    found.at_most("left of the backlog, with intake at 0.7 of the rate", row["backlog_end"],
+                  catchup.SLACK_SECONDS * row["asked_per_second"])
     found.at_most("answers that are not 200 meanwhile", row["not_200"], 0)
     found.at_least("offered ÷ asked for meanwhile", row["offered_part"], OFFERED_MIN)
     found.at_most("p99 of the answers meanwhile", row["answer_p99_ms"], catchup.ANSWER_MS_MAX, "ms")

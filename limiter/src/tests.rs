@@ -162,10 +162,9 @@ fn it_stays_within_its_bounds() {
     assert_eq!(limiter.concurrency(10 * SECOND), 4);
 }
 
-/// A backend on the same machine: a delivery takes 0.3 ms, and 20 µs longer for each one under way.
-/// Twice a second others use the machine for 60 ms, and everything takes three times as long.
-#[test]
-fn below_a_millisecond_a_longer_latency_is_no_queue() {
+/// A minute of a closed loop: all that may be under way is, and is answered at once after `took_ms` of their number and the
+/// time, give or take the part `noise`. Returns the limits from `from` on, in order.
+fn closed_loop(noise: f64, from: Duration, took_ms: impl Fn(f64, Duration) -> f64) -> Vec<usize> {
     let bounds = Bounds { concurrency_min: 1, concurrency_max: 512, rate_max: None };
     let mut limiter = Limiter::new(bounds);
     let mut now = Duration::ZERO;
@@ -177,19 +176,29 @@ fn below_a_millisecond_a_longer_latency_is_no_queue() {
             in_flight += 1;
         }
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let noise = 0.7 + 0.6 * f64::from(random >> 8) / f64::from(1 << 24);
-        let slower = if now.as_millis() % 500 < 60 { 3.0 } else { 1.0 };
-        let took = (0.3 + 0.02 * window::count(in_flight)) * noise * slower;
+        let chance = f64::from(random >> 8) / f64::from(1 << 24);
+        let took = took_ms(window::count(in_flight), now) * (1.0 - noise + 2.0 * noise * chance);
         let began = now;
         now += Duration::from_secs_f64(took / 1e3);
         for _ in 0..in_flight {
             limiter.ended(&sample(began, in_flight, Signal::Done), now, 0.5);
         }
-        if now >= 5 * SECOND {
+        if now >= from {
             limits.push(limiter.concurrency(now));
         }
     }
     limits.sort_unstable();
+    limits
+}
+
+/// A backend on the same machine: a delivery takes 0.3 ms, and 20 µs longer for each one under way.
+/// Twice a second others use the machine for 60 ms, and everything takes three times as long.
+#[test]
+fn below_a_millisecond_a_longer_latency_is_no_queue() {
+    let limits = closed_loop(0.3, 5 * SECOND, |in_flight, now| {
+        let slower = if now.as_millis() % 500 < 60 { 3.0 } else { 1.0 };
+        (0.3 + 0.02 * in_flight) * slower
+    });
     // At 20, it carries 0.57 of what it carries at any number.
     assert!(limits[limits.len() / 10] >= 20, "{}", limits[limits.len() / 10]);
 }
@@ -198,30 +207,10 @@ fn below_a_millisecond_a_longer_latency_is_no_queue() {
 /// less than anyone waits for.
 #[test]
 fn up_to_three_milliseconds_the_limit_grows_without_a_gain() {
-    let bounds = Bounds { concurrency_min: 1, concurrency_max: 512, rate_max: None };
-    let mut limiter = Limiter::new(bounds);
-    let mut now = Duration::ZERO;
-    let mut random = 1_u32;
-    let mut limits = Vec::new();
-    while now < 60 * SECOND {
-        let mut in_flight = 0;
-        while limiter.admit(in_flight, now) {
-            in_flight += 1;
-        }
-        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let noise = 0.9 + 0.2 * f64::from(random >> 8) / f64::from(1 << 24);
+    let limits = closed_loop(0.1, 40 * SECOND, |in_flight, now| {
         let workers = if now < 10 * SECOND { 1.0 } else { 4.0 };
-        let took = (window::count(in_flight) / workers).max(1.0) * noise;
-        let began = now;
-        now += Duration::from_secs_f64(took / 1e3);
-        for _ in 0..in_flight {
-            limiter.ended(&sample(began, in_flight, Signal::Done), now, 0.5);
-        }
-        if now >= 40 * SECOND {
-            limits.push(limiter.concurrency(now));
-        }
-    }
-    limits.sort_unstable();
+        (in_flight / workers).max(1.0)
+    });
     let median = limits[limits.len() / 2];
     assert!((8..=16).contains(&median), "{median}");
 }

@@ -151,3 +151,19 @@ fn no_unit_is_more_exposed_than_a_little() {
         println!("{}", said.lines().last().unwrap_or_default());
     }
 }
+
+/// When cores are short, the drain comes before intake: with equal weights a backlog grows although the machine could take
+/// what is offered (docs/sizing.md).
+#[test]
+fn the_downstreamer_weighs_four_times_as_much_as_what_feeds_it() {
+    let weight = |unit: &str| {
+        let file = binaries::repository().join(format!("ops/systemd/{unit}.service"));
+        let text = fs::read_to_string(file).expect(unit);
+        let set = text.lines().find_map(|line| line.strip_prefix("CPUWeight="));
+        set.map_or(100, |weight| weight.parse::<u64>().expect("a weight"))
+    };
+    for unit in ["spillway-downstreamer", "spillway-downstreamer@"] {
+        assert_eq!(weight(unit), 4 * weight("spillway-receiver"), "{unit}");
+        assert_eq!(weight(unit), 4 * weight("spillway-redis"), "{unit}");
+    }
+}
