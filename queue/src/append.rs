@@ -17,7 +17,7 @@ use crate::gaps::{RedisRun, read_run};
 pub struct Appender {
     redis: Redis,
     connection: Option<Connection>,
-    /// Part of the name by which Redis knows this appender's connections.
+    /// Part of the name by which Redis knows the connection, or the last one.
     name: u64,
 }
 
@@ -25,7 +25,7 @@ pub struct Appender {
 /// such a connection may still be on its way, and must not arrive after what is sent later.
 pub struct Fence {
     redis: Redis,
-    /// Name of one appender. `None`: all appenders to this stream.
+    /// Name of one connection. `None`: all appenders to this stream.
     name: Option<u64>,
 }
 
@@ -56,7 +56,8 @@ impl Appender {
         Self { redis, connection: None, name: rand::rng().random() }
     }
 
-    /// Returns a fence that ends the connections of this appender, for an append that was given up.
+    /// Returns a fence that ends the connection of this appender, or the last one if there is none, for
+    /// an append that was given up. Later connections have other names.
     pub fn fence(&self) -> Fence {
         Fence { redis: self.redis.clone(), name: Some(self.name) }
     }
@@ -146,6 +147,7 @@ impl Appender {
     async fn connected(&mut self) -> Result<&mut Connection, QueueError> {
         if self.connection.is_none() {
             let mut connection = self.redis.connect(None).await?;
+            self.name = rand::rng().random();
             // Without this permission there is no fence. Everything else works.
             let mut name = cmd("CLIENT");
             name.arg("SETNAME").arg(client_name(&self.redis, Some(self.name)));
@@ -211,7 +213,7 @@ fn is_forbidden(error: &RedisError) -> bool {
     forbidden.contains(&error.kind())
 }
 
-/// Name of one appender's connections, or the common prefix of all appenders' names.
+/// Name of one appender's connection, or the common prefix of all such names.
 fn client_name(redis: &Redis, name: Option<u64>) -> String {
     let name = name.map(|name| format!("{name:016x}")).unwrap_or_default();
     format!("{}/{name}", redis.keys.stream())

@@ -28,6 +28,7 @@ pub type Answer = Result<(), Refusal>;
 
 /// Webhooks that are stored together.
 pub type Batch = tickets::Batch<Webhooks>;
+pub use tickets::Outlived;
 
 /// Time between looks at the deadlines. An answer is late by about this much at most.
 const DEADLINE_TICK: Duration = Duration::from_millis(20);
@@ -293,16 +294,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_deadline_of_a_batch_is_that_of_a_sender_who_still_waits() {
+    async fn a_batch_shows_that_a_sender_does_not_wait_any_more_until_its_record_is_cut_out() {
         let (batches, admission) = batches();
-        let start = Instant::now();
-        let soon = push(&batches, &admission, b"{}", SECOND);
+        let _soon = push(&batches, &admission, b"{}", SECOND);
+        let leaves = push(&batches, &admission, b"{}", 3 * SECOND);
         let _last = push(&batches, &admission, b"{}", 3 * SECOND);
-        let _next = push(&batches, &admission, b"{}", 2 * SECOND);
-        let batch = batches.seal().unwrap();
-        assert_eq!(batch.first_deadline(), Some(start + SECOND));
-        drop(soon);
-        assert_eq!(batch.first_deadline(), Some(start + 2 * SECOND));
+        let mut batch = batches.seal().unwrap();
+        let outlived = batch.outlived();
+        assert!(!outlived.is_set());
+        tokio::time::advance(2 * SECOND).await;
+        batches.queue.expire(Instant::now());
+        assert!(outlived.is_set(), "a sender was answered");
+        assert!(batch.cut(Instant::now()) && !outlived.is_set());
+        drop(leaves);
+        assert!(outlived.is_set(), "a sender has left");
+        assert!(batch.cut(Instant::now()) && !outlived.is_set());
+        batches.complete(batch, Err(Refusal::AckTimeout));
+        assert!(outlived.is_set(), "all senders were answered");
     }
 
     #[tokio::test]

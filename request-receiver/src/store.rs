@@ -3,13 +3,14 @@
 //!
 //! [`mode`] decides where batches go, and [`gate`] lets them pass. [`append`] is one append.
 //! [`log`] is the overflow log as the store sees it. [`watch`] looks at Redis, and [`looks`] holds
-//! what it finds. [`claim`] checks if another receiver has the cell.
+//! what it finds. [`claim`] checks if another receiver has the cell. [`running`] keeps appends of several
+//! shards in order.
 //!
 //! Each shard has one batch under way, and the appends that hang. No core waits for another. If
 //! there is a log, an append that hangs is awaited in the background. Other batches go into the
 //! log, and are restored once its outcome is known. A batch that Redis refused for certain goes
 //! into the log, too. A batch that may be stored is answered that nothing is known, and is not
-//! written again.
+//! written again. No shard appends while an append of another has outlived one of its senders.
 
 pub mod append;
 pub mod claim;
@@ -17,6 +18,7 @@ pub mod gate;
 pub mod log;
 pub mod looks;
 pub mod mode;
+pub mod running;
 pub mod safety;
 #[cfg(test)]
 pub(crate) mod simulation;
@@ -32,7 +34,7 @@ use spillway_process::error::chain;
 use spillway_process::supervisor::Pulse;
 use spillway_webhook::pack::Packer;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::batch::{Batch, Batches};
 use crate::gaps::GapLog;
@@ -44,6 +46,7 @@ use crate::store::gate::{AppendPass, Gate, GatePass, WritePass};
 use crate::store::log::OverflowLog;
 use crate::store::looks::{QueueHealth, RedisLooks};
 use crate::store::mode::StoreMode;
+use crate::store::running::{AppendState, ListedAppend, RunningAppends};
 
 /// Divisor of ACK_TIMEOUT: time after which an append counts as hanging, if there is a log.
 /// Webhooks that arrive from then on go into the log, with most of their time left.
@@ -53,6 +56,9 @@ const STALL_MAX: Duration = Duration::from_secs(1);
 /// Part of the time after which an append hangs that is left after the script that a new connection begins with. If that
 /// hangs, no pack was sent, which is known soon enough to write it to the log.
 const RUN_LEFT: Duration = Duration::from_millis(50);
+/// Divisor of ACK_TIMEOUT: time for which a shard waits for an append of another shard that has
+/// outlived a sender, before that shard may give it up.
+const PRESS_PART: u32 = 4;
 /// Time that a batch may wait at the gate before it is cut. Longer than the wait for the gate's
 /// lock.
 const RECHECK_AFTER: Duration = Duration::from_millis(5);
@@ -69,6 +75,7 @@ pub struct Store {
     looks: Arc<RedisLooks>,
     log: Option<Arc<dyn OverflowLog>>,
     gaps: Arc<GapLog>,
+    running: Arc<RunningAppends>,
     /// Set while the shard's batch takes longer than its senders wait.
     is_stalled: Arc<AtomicBool>,
 }
@@ -103,7 +110,8 @@ struct StoreContext {
 impl Store {
     /// A store with or without a log.
     pub fn new(gate: Arc<Gate>, looks: Arc<RedisLooks>, log: Option<Arc<dyn OverflowLog>>) -> Self {
-        Self { gate, looks, log, gaps: Arc::default(), is_stalled: Arc::default() }
+        let running = RunningAppends::new(log.is_some());
+        Self { gate, looks, log, gaps: Arc::default(), running, is_stalled: Arc::default() }
     }
 
     /// A store without a log.
@@ -173,6 +181,28 @@ impl Store {
         }
     }
 
+    /// Passes the gate once these appends have ended, or batches do not go to Redis directly.
+    async fn pass_after(&self, outlived: &[Arc<AppendState>], press_at: Instant) -> GatePass {
+        let settled = async || {
+            for append in outlived {
+                append.settled(|| self.gate.mode() == StoreMode::Direct).await;
+            }
+        };
+        loop {
+            if timeout_at(press_at, settled()).await.is_err() {
+                outlived.iter().for_each(|append| append.press());
+                settled().await;
+            }
+            match self.gate.pass().await {
+                // The mode has changed and changed back.
+                GatePass::Append(pass) if outlived.iter().any(|append| append.may_end()) => {
+                    pass.ended(true);
+                }
+                passed => return passed,
+            }
+        }
+    }
+
     pub(crate) fn set_stalled(&self, is_stalled: bool) {
         self.is_stalled.store(is_stalled, Ordering::Relaxed);
     }
@@ -193,7 +223,9 @@ impl ShardStore {
             None => ack_timeout,
         };
         let run_within = stall_after - RUN_LEFT.min(stall_after / 2);
-        let appender_view = AppenderView::new(store.looks.clone(), store.gaps.clone(), run_within);
+        let Store { looks, gaps, running, .. } = &store;
+        let appender_view =
+            AppenderView::new(looks.clone(), gaps.clone(), running.clone(), run_within);
         Self {
             pulse: ShardPulse { pulse, store: store.clone() },
             context: StoreContext { store, batches, metrics },
@@ -210,7 +242,21 @@ impl ShardStore {
         let formed = Instant::now();
         let too_late = formed + self.ack_timeout;
         let store = &self.context.store;
-        match store.gate.pass().await {
+        // What is in the batch by now may be a repeat, or follow one. Senders that are answered later
+        // send to later batches.
+        let outlived = store.running.outlived();
+        let passed = if outlived.is_empty() {
+            Ok(store.gate.pass().await)
+        } else {
+            let press_at = formed + self.ack_timeout / PRESS_PART;
+            let passing = timeout_at(too_late, store.pass_after(&outlived, press_at));
+            self.pulse.attend(passing, too_late).await
+        };
+        let Ok(passed) = passed else {
+            self.context.batches.complete(batch, Err(Refusal::AckTimeout));
+            return self.pulse.pulse.answer();
+        };
+        match passed {
             GatePass::Append(pass) => {
                 // Senders that were answered while the batch was held may have sent their webhook
                 // again, and later ones.
@@ -252,20 +298,26 @@ impl ShardStore {
         }
     }
 
-    async fn append(&mut self, batch: Batch, mut pass: AppendPass, too_late: Instant) {
-        let records = batch.records();
-        let count = records.count();
+    async fn append(&mut self, mut batch: Batch, mut pass: AppendPass, too_late: Instant) {
         let looks = self.context.store.looks.clone();
-        let send_by = batch.first_deadline().unwrap_or(too_late);
-        let pack = self.packer.pack(records);
-        let mut append = self.appender.start(pack, count, send_by);
-        let ended = self.pulse.attend(append.within(self.stall_after), too_late).await;
-        if let Some((appender, end)) = ended {
+        let append = loop {
+            let records = batch.records();
+            let count = records.count();
+            let pack = self.packer.pack(records);
+            let mut append = self.appender.start(pack, count, batch.outlived());
+            let ended = self.pulse.attend(append.within(self.stall_after), too_late).await;
+            let Some((appender, end)) = ended else { break append };
             self.appender.put_back(appender);
-            let finishing = self.context.append_ended(batch, pass, end, &mut self.packer);
+            let ended = (end, append.into_listed());
+            if matches!(ended.0, AppendEnd::Unsent) && batch.cut(Instant::now()) {
+                ended.1.end(true);
+                continue;
+            }
+            let finishing = self.context.append_ended(batch, pass, ended, &mut self.packer);
             return self.pulse.attend(finishing, too_late).await;
-        }
+        };
         pass.hangs();
+        append.hangs();
         looks.look_soon();
         let finishing = self.context.clone().await_hanging_append(append, batch, pass);
         if self.context.store.log.is_some() {
@@ -302,45 +354,62 @@ impl ShardPulse {
 }
 
 impl StoreContext {
-    /// Completes a batch whose append has ended, or writes it to the log.
+    /// Completes a batch whose append has ended, or writes it to the log. Other shards see that it has
+    /// ended before any sender does, and after the gate.
     async fn append_ended(
         &self,
-        batch: Batch,
+        mut batch: Batch,
         pass: AppendPass,
-        end: AppendEnd,
+        (end, listed): (AppendEnd, ListedAppend),
         packer: &mut Packer,
     ) {
         let count = batch.records().count();
-        if let Some(error) = end.error() {
-            tracing::debug!(error = chain(error), webhooks = count, "pack refused");
-            self.store.looks.append_failed(end.health(), error);
+        match end.error() {
+            // It was given up because others waited, not because Redis may have gone.
+            Some(_)
+                if listed.is_pressed()
+                    && matches!(end, AppendEnd::Unknown { may_arrive: false, .. }) =>
+            {
+                self.store.looks.look_soon();
+            }
+            Some(error) => {
+                tracing::debug!(error = chain(error), webhooks = count, "pack refused");
+                self.store.looks.append_failed(end.health(), error);
+            }
+            None => {}
         }
-        match end {
+        let is_late = matches!(end, AppendEnd::Unsent) && !batch.cut(Instant::now());
+        let (answer, write) = match &end {
             AppendEnd::Stored(entry) => {
                 self.store.looks.stored().on_confirmed(entry.ms);
                 self.metrics.packed(count);
                 pass.ended(true);
-                self.batches.complete(batch, Ok(()));
+                (Ok(()), None)
             }
-            AppendEnd::Unknown { may_arrive, .. } => {
-                pass.ended(!may_arrive);
-                self.batches.complete(batch, Err(Refusal::AckTimeout));
+            AppendEnd::Unknown { .. } => {
+                pass.ended(end.is_final());
+                (Err(Refusal::AckTimeout), None)
             }
-            AppendEnd::Refused(_) => {
-                let refusal = end.health().refusal();
-                match pass.refused() {
-                    Some(pass) => self.write(batch, pass, packer).await,
-                    None => self.batches.complete(batch, Err(refusal)),
-                }
+            AppendEnd::Unsent if is_late => {
+                pass.ended(true);
+                (Err(Refusal::AckTimeout), None)
             }
+            AppendEnd::Refused(_) | AppendEnd::Unsent => {
+                (Err(end.health().refusal()), pass.refused())
+            }
+        };
+        listed.end(end.is_final());
+        match write {
+            Some(pass) => self.write(batch, pass, packer).await,
+            None => self.batches.complete(batch, answer),
         }
     }
 
     /// Waits for the end of an append that hangs for as long as the connection may
     /// live.
     async fn await_hanging_append(self, append: RunningAppend, batch: Batch, pass: AppendPass) {
-        let end = append.end(&self.store.looks).await;
-        self.append_ended(batch, pass, end, &mut Packer::new()).await;
+        let ended = append.end(&self.store.looks).await;
+        self.append_ended(batch, pass, ended, &mut Packer::new()).await;
     }
 
     /// Writes a batch to the log.

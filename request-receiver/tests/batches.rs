@@ -3,6 +3,7 @@
 //! The source is the receiver's own, with loom's locks in place of std's.
 
 mod sync {
+    pub(crate) use loom::sync::atomic::AtomicBool;
     pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
 }
 

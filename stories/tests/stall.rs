@@ -1,20 +1,26 @@
 //! A Redis that hangs, is absent, or is still starting.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use stories::backend::Backend;
 use stories::cell::{CONCURRENCY, Cell};
 use stories::check::check;
 use stories::client::post;
-use stories::ledger::{Attempt, Ledger, Outcome};
+use stories::ledger::{Attempt, Event, Ledger, Outcome};
+use stories::line::Line;
 use stories::load::Load;
 use stories::report::say;
 use stories::seed::seed;
 use stories::service::Service;
 use stories::until::until;
 use stories::webhook::Webhook;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
 const STALL: Duration = Duration::from_secs(8);
@@ -158,4 +164,96 @@ async fn expect_path_works(receiver: &Service, backend: &Backend) {
     post(receiver.address(), &Webhook::any()).await.expect_stored();
     until("a webhook is delivered", Duration::from_secs(20), async || backend.delivered() > before)
         .await;
+}
+
+/// Connections, so that each shard of the receiver has some.
+const LINES: u64 = 8;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pack_that_is_held_up_is_not_stored_after_what_its_sender_sent_since() {
+    let cell = Cell::busy();
+    let _redis = cell.redis(&[]).await;
+    let straw = Straw::before(&cell);
+    let url = format!("unix://{}", straw.socket.display());
+    let settings = [("REDIS_URL", url.as_str()), ("ACK_TIMEOUT", "1s")];
+    let receiver = cell.receiver(&settings).await;
+    let ledger = Arc::new(Ledger::default());
+    let webhook =
+        |event: Event| Webhook::product(event.resource, &event.webhook_id(), b"{}".to_vec());
+    let mut lines: Vec<_> = (0..LINES).map(|_| Line::new(receiver.address(), &ledger)).collect();
+    let all_store = async |lines: &mut Vec<Line>, sequence| {
+        for (resource, line) in (2..).zip(lines) {
+            let event = Event { resource, sequence };
+            line.store(event, &webhook(event)).await;
+        }
+    };
+    all_store(&mut lines, 1).await;
+
+    straw.holds.store(true, Ordering::SeqCst);
+    let (first, second) = (Event { resource: 1, sequence: 1 }, Event { resource: 1, sequence: 2 });
+    let mut line = Line::new(receiver.address(), &ledger);
+    assert_eq!(line.attempt(first, &webhook(first)).await, Outcome::Later);
+    // Another shard takes it.
+    line.store(first, &webhook(first)).await;
+    line.store(second, &webhook(second)).await;
+    straw.released.notify_one();
+    // The shard whose pack was held up stores again: the pack has arrived, or never will.
+    all_store(&mut lines, 2).await;
+
+    let backend = Backend::start().await;
+    let _downstreamer = cell.downstreamer(&backend, &[("DEDUP_WINDOW", "0")]).await;
+    ledger.delivered_to(&backend, Duration::from_secs(60)).await;
+    let figures = check(&ledger, &backend.receipts(), &HashSet::new());
+    figures.print("stall, a pack held up");
+    figures.expect_sound(0);
+}
+
+/// A unix socket before that of Redis. While `holds` is set, it holds back the second half of the
+/// next pack, and what follows on its connection, until it is released.
+struct Straw {
+    socket: PathBuf,
+    holds: Arc<AtomicBool>,
+    released: Arc<Notify>,
+}
+
+impl Straw {
+    fn before(cell: &Cell) -> Self {
+        let socket = cell.directory().join("straw.sock");
+        let listener = UnixListener::bind(&socket).expect("bind a socket");
+        let redis = cell.redis_url().trim_start_matches("unix://").to_owned();
+        let (holds, released) = (Arc::<AtomicBool>::default(), Arc::<Notify>::default());
+        let straw = Self { socket, holds: holds.clone(), released: released.clone() };
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let far = UnixStream::connect(&redis).await.expect("connect to Redis");
+                tokio::spawn(relay(near, far, holds.clone(), released.clone()));
+            }
+        });
+        straw
+    }
+}
+
+async fn relay(near: UnixStream, far: UnixStream, holds: Arc<AtomicBool>, released: Arc<Notify>) {
+    let (mut requests, mut to_near) = near.into_split();
+    let (mut replies, mut to_far) = far.into_split();
+    let forward = async {
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            let count = requests.read(&mut bytes).await?;
+            let (start, end) = bytes[..count].split_at(count / 2);
+            to_far.write_all(start).await?;
+            let has_pack = bytes[..count].windows(4).any(|four| four == b"XADD");
+            if has_pack && holds.swap(false, Ordering::SeqCst) {
+                released.notified().await;
+            }
+            to_far.write_all(end).await?;
+            if count == 0 {
+                return std::io::Result::Ok(());
+            }
+        }
+    };
+    tokio::select! {
+        _ = forward => {}
+        _ = copy(&mut replies, &mut to_near) => {}
+    }
 }

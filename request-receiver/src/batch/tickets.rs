@@ -5,16 +5,17 @@
 //! what comes first: its deadline, the completion of its batch, or the drop of the ticket. Sealing
 //! drops the records of decided tickets. So a sender is never answered by a batch that does not
 //! hold its record, in whatever order tasks run. A batch that is lost answers that nothing is
-//! known.
+//! known. A batch also shows ([`Outlived`]) that a sender of one of its records does not wait any more.
 //!
 //! Pure, except for the locks, which the parent module names. The queue's lock is taken before a
 //! batch's.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
-use super::sync::{Arc, Mutex, MutexGuard};
+use super::sync::{Arc, AtomicBool, Mutex, MutexGuard};
 
 /// Emptied contents that are kept for reuse: one batch is filled while another is stored.
 const SPARE_MAX: usize = 2;
@@ -66,7 +67,13 @@ struct Tickets<C: Contents>(Mutex<TicketStates<C>>);
 struct TicketStates<C: Contents> {
     all: Vec<TicketState<C>>,
     is_completed: bool,
+    outlived: Outlived,
 }
+
+/// Set while a batch holds a record whose sender was answered, or was seen to leave. That one may send
+/// its webhook again, and later ones, to another shard. It is set before the sender is answered.
+#[derive(Clone)]
+pub struct Outlived(Arc<AtomicBool>);
 
 struct TicketState<C: Contents> {
     tag: C::Tag,
@@ -189,16 +196,32 @@ impl<C: Contents> QueuedBatches<C> {
     }
 }
 
+impl Default for Outlived {
+    fn default() -> Self {
+        Self(Arc::new(AtomicBool::new(false)))
+    }
+}
+
+impl Outlived {
+    /// True if it is set.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set(&self, is_set: bool) {
+        self.0.store(is_set, Ordering::SeqCst);
+    }
+}
+
 impl<C: Contents> Batch<C> {
     /// Records of the batch.
     pub fn contents(&self) -> &C {
         &self.contents
     }
 
-    /// Earliest deadline of an undecided ticket; `None` if all are decided.
-    pub fn first_deadline(&self) -> Option<C::Time> {
-        let states = self.tickets.lock();
-        states.all.iter().filter(|ticket| ticket.is_undecided()).map(|ticket| ticket.deadline).min()
+    /// Shows, now and later, that a sender of one of its records does not wait any more.
+    pub fn outlived(&self) -> Outlived {
+        self.tickets.lock().outlived.clone()
     }
 
     /// Drops the records of decided tickets. Returns true if any ticket is undecided.
@@ -212,6 +235,7 @@ impl<C: Contents> Batch<C> {
                 ticket.has_record = ticket.is_undecided();
                 ticket.has_record
             });
+            states.outlived.set(false);
         }
         states.all.iter().any(TicketState::is_undecided)
     }
@@ -225,7 +249,8 @@ impl<C: Contents> Drop for Batch<C> {
 
 impl<C: Contents> Tickets<C> {
     fn new() -> Self {
-        Self(Mutex::new(TicketStates { all: Vec::new(), is_completed: false }))
+        let outlived = Outlived::default();
+        Self(Mutex::new(TicketStates { all: Vec::new(), is_completed: false, outlived }))
     }
 
     fn add(&self, state: TicketState<C>) -> usize {
@@ -240,6 +265,9 @@ impl<C: Contents> Tickets<C> {
             let mut states = self.lock();
             let due = states.all.iter_mut().filter(|ticket| ticket.deadline <= now);
             let wakers: Vec<_> = due.filter_map(|ticket| ticket.decide(C::UNKNOWN)).collect();
+            if !wakers.is_empty() {
+                states.outlived.set(true);
+            }
             (wakers, states.all.iter().any(TicketState::is_undecided))
         };
         wakers.into_iter().for_each(Waker::wake);
@@ -258,6 +286,7 @@ impl<C: Contents> Tickets<C> {
                 .iter()
                 .filter(|ticket| ticket.has_record)
                 .for_each(|ticket| stored(ticket.tag));
+            states.outlived.set(true);
             states.all.iter_mut().filter_map(|ticket| ticket.decide(answer)).collect()
         };
         wakers.into_iter().for_each(Waker::wake);
@@ -310,6 +339,7 @@ impl<C: Contents> Drop for Ticket<C> {
         let mut states = self.tickets.lock();
         if states.all[self.index].is_undecided() {
             states.all[self.index].outcome = TicketOutcome::Left;
+            states.outlived.set(true);
         }
     }
 }

@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::Random;
-use super::plan::Plan;
-use super::process::{Late, Process, Restorer, Shard};
+use super::process::{Late, Process, Restorer, Shard, name};
 use super::redis::{Command, Redis, Reply, SendId};
+use super::{Plan, Random};
 use crate::store::mode::{Destination, StoreEvent, StoreMode};
 
 const SENDERS: usize = 5;
@@ -32,20 +31,11 @@ pub(super) struct World {
     senders: Vec<Sender>,
     /// Sender and number of each try.
     sends: Vec<(usize, u32)>,
+    /// Process that appended a try directly.
+    appended_by: HashMap<SendId, u64>,
     accepted: HashSet<SendId>,
     pub transitions: HashMap<(&'static str, &'static str), u64>,
     mode: StoreMode,
-}
-
-fn name(mode: StoreMode) -> &'static str {
-    match mode {
-        StoreMode::Spilling => "Spilling",
-        StoreMode::Restoring => "Restoring",
-        StoreMode::Closing => "Closing",
-        StoreMode::Direct => "Direct",
-        StoreMode::StandingBack => "StandingBack",
-        StoreMode::Refusing => "Refusing",
-    }
 }
 
 impl World {
@@ -65,6 +55,7 @@ impl World {
             process,
             senders: (0..SENDERS).map(|_| Sender::default()).collect(),
             sends: Vec::new(),
+            appended_by: HashMap::new(),
             accepted: HashSet::new(),
             transitions: HashMap::new(),
         }
@@ -202,11 +193,20 @@ impl World {
         let id = self.sends.len();
         self.sends.push((at, self.senders[at].number));
         self.senders[at].waits_for = Some(id);
-        self.pass(shard, id);
+        let outlived = self.process.outlived(|id| self.is_waited_for(id));
+        self.pass_after(shard, id, outlived);
     }
 
     /// Lets a batch pass the gate.
     fn pass(&mut self, shard: usize, id: SendId) {
+        let is_direct = self.process.machine.mode() == StoreMode::Direct;
+        if is_direct && !self.process.lost.is_empty() {
+            if self.redis.is_hung {
+                return self.process.shards[shard] = Shard::Held(id);
+            }
+            let lost = std::mem::take(&mut self.process.lost);
+            lost.into_iter().for_each(|call| self.redis.close(call));
+        }
         let destination = self.process.machine.route();
         self.note(|| format!("shard {shard} passes {id}: {destination:?}"));
         self.process.shards[shard] = match destination {
@@ -219,6 +219,7 @@ impl World {
                     "an append before the log is restored"
                 );
                 let call = self.redis.call(Command::Append(id));
+                self.appended_by.insert(id, self.process.number);
                 Shard::Appending { id, call }
             }
             Some(Destination::Write) => Shard::Writing(id),
@@ -229,10 +230,24 @@ impl World {
         };
     }
 
+    /// Lets a sealed batch pass once the appends have ended that had outlived a sender by then.
+    fn pass_after(&mut self, shard: usize, id: SendId, outlived: Vec<u64>) {
+        let running = self.process.outlived(|id| self.is_waited_for(id));
+        let is_direct = self.process.machine.mode() == StoreMode::Direct;
+        if is_direct && outlived.iter().any(|call| running.contains(call)) {
+            self.process.shards[shard] = Shard::Sealed { id, outlived };
+        } else if self.is_waited_for(id) {
+            self.pass(shard, id);
+        } else {
+            self.process.shards[shard] = Shard::Idle;
+        }
+    }
+
     fn shard_step(&mut self) {
         let at = self.random.below(SHARDS);
         match self.process.shards[at].clone() {
             Shard::Idle | Shard::Stalled => {}
+            Shard::Sealed { id, outlived } => self.pass_after(at, id, outlived),
             Shard::Held(id) if self.is_waited_for(id) => self.pass(at, id),
             Shard::Held(_) => self.process.shards[at] = Shard::Idle,
             Shard::Writing(id) => {
@@ -253,6 +268,7 @@ impl World {
                     self.process.shards[at] = Shard::Idle;
                     self.on(StoreEvent::Queue { is_usable: false });
                     self.on(StoreEvent::AppendEnded { was_hanging: false, is_final: false });
+                    self.process.lost.push(call);
                     self.answer(id, false);
                 } else if self.random.chance(self.plan.stalls) {
                     let stalls = (!self.has_log).then_some(at);
@@ -458,9 +474,26 @@ impl World {
         for id in &self.accepted {
             assert!(known.contains(id), "{id} was answered 200 and is lost");
         }
+        self.check_repeats();
         for (sender, of) in self.senders.iter().enumerate() {
             let places = (0..of.number).map(|number| first[&(sender, number)]);
             assert!(places.is_sorted(), "sender {sender} is out of order");
+        }
+    }
+
+    /// Checks that no try was appended after a later webhook of its sender, except by a process that
+    /// was killed.
+    fn check_repeats(&self) {
+        let mut newest: HashMap<usize, SendId> = HashMap::new();
+        for id in &self.redis.stream {
+            let (sender, number) = self.sends[*id];
+            let last = newest.entry(sender).or_insert(*id);
+            let (process, of_last) = (self.appended_by.get(id), self.appended_by.get(last));
+            if number > self.sends[*last].1 {
+                *last = *id;
+            } else if number < self.sends[*last].1 && process.is_some() {
+                assert!(process < of_last, "{id} is stored after {last}");
+            }
         }
     }
 }
