@@ -43,6 +43,12 @@ impl<C: Content> Cache<C> {
         found.map(|(pack, _)| pack.raw_bytes())
     }
 
+    /// True if a pack is kept for its turn.
+    #[cfg(test)]
+    pub(crate) fn is_needed(&self, key: PackKey) -> bool {
+        self.needed.packs.contains_key(&key)
+    }
+
     /// Returns a cached pack.
     pub(crate) fn get(&mut self, key: PackKey) -> Option<C> {
         self.needed.get(key).or_else(|| self.passing.get(key))

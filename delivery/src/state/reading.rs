@@ -48,12 +48,20 @@ pub(crate) const PLUCKED_BYTES: usize = 8 << 20;
 /// Reads that the budget can save up.
 pub(crate) const BUDGET_MAX: f64 = 16.0;
 
+/// A read that is under way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReadUnderWay {
+    load: u32,
+    /// True if the front of the stream is read, which is kept in memory.
+    is_front: bool,
+}
+
 /// Packs that are being read, and the turns that wait for them.
 #[derive(Debug)]
 pub(crate) struct Reading<C> {
     /// Decoded packs in memory.
     pub cache: Cache<C>,
-    pub under_way: FoldedMap<PackKey, u32>,
+    pub under_way: FoldedMap<PackKey, ReadUnderWay>,
     /// Sum of the loads of all reads under way.
     pub load: u32,
     /// Packs to read on demand, in the order of the requests.
@@ -111,13 +119,16 @@ impl<C: Content> Reading<C> {
         is_wanted.then(|| self.earned_at + missing)
     }
 
-    pub(crate) fn begin(&mut self, key: PackKey, load: u32) {
-        let before = self.under_way.insert(key, load);
-        self.load = self.load + load - before.unwrap_or(0);
+    pub(crate) fn begin(&mut self, key: PackKey, load: u32, is_front: bool) {
+        let before = self.under_way.insert(key, ReadUnderWay { load, is_front });
+        self.load = self.load + load - before.map_or(0, |before| before.load);
     }
 
-    pub(crate) fn ended(&mut self, key: PackKey) {
-        self.load -= self.under_way.remove(&key).unwrap_or(0);
+    /// Ends a read. Returns true if it was of the front of the stream.
+    pub(crate) fn ended(&mut self, key: PackKey) -> bool {
+        let Some(ended) = self.under_way.remove(&key) else { return false };
+        self.load -= ended.load;
+        ended.is_front
     }
 
     /// Notes that the cursor moved, or that a pack was settled in part.

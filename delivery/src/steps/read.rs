@@ -102,7 +102,7 @@ pub(crate) fn begin_reads<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         if is_wanted(core, wanted) {
             core.reading.budget -= least_cost(wanted);
             let load = load_of(core, wanted);
-            core.reading.begin(wanted, load);
+            core.reading.begin(wanted, load, false);
             effects.push(Effect::Read(wanted));
         } else {
             feed(core, wanted);
@@ -195,8 +195,8 @@ fn pack_read<C: Content>(
     key: PackKey,
     content: Option<C>,
 ) -> Option<Effect<C>> {
-    core.reading.ended(key);
-    let is_ahead = !core.reading.waiting.contains_key(&key);
+    // A turn may wait for a pack of the front that was being read in any case.
+    let is_ahead = core.reading.ended(key) || !core.reading.waiting.contains_key(&key);
     let Some(content) = content else {
         let gone = is_pack_needed(core, key).then(|| gone(core)).flatten();
         feed(core, key);
@@ -249,7 +249,7 @@ pub(crate) fn front_arrived<C: Content>(
     let is_asked = is_missing && is_held(core, key) && !core.reading.under_way.contains_key(&key);
     is_asked.then(|| {
         let load = load_of(core, key);
-        core.reading.begin(key, load);
+        core.reading.begin(key, load, false);
         Effect::Read(key)
     })
 }
@@ -299,7 +299,44 @@ fn read_ahead<C: Content>(core: &mut Core<C>, effects: &mut Vec<Effect<C>>) {
         }
     }
     for (key, load) in missing {
-        core.reading.begin(key, load);
+        core.reading.begin(key, load, true);
         effects.push(Effect::Read(key));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::event::Loaded;
+    use crate::steps::sample::{self, NoContent, at};
+
+    #[test]
+    fn a_pack_of_the_front_is_kept_although_a_turn_waits_for_it() {
+        for is_front in [true, false] {
+            let mut core = sample::core(1_000_000, Loaded::default());
+            let entry = at(20).entry();
+            core.queue.main.push(entry, 2, None, Duration::ZERO);
+            let [lane, _] = sample::lanes(&mut core);
+            let resource = sample::add(&mut core, lane, 7, at(20), false);
+            let shop = core.queue.lanes.get(lane).expect("lane").shop;
+            let key = PackKey::Main(entry);
+            let (turn, budget) = (Turn { shop, lane, resource }, core.reading.budget);
+            core.reading.is_front_new = is_front;
+            if !is_front {
+                starve(&mut core, turn, key);
+            }
+            assert_eq!(begin_reads(&mut core).len(), 1, "it is read once");
+            if is_front {
+                starve(&mut core, turn, key);
+            }
+            assert!(core.reading.wanted.is_empty(), "it is being read");
+            assert!(pack_read(&mut core, key, Some(NoContent)).is_none());
+            assert_eq!(core.reading.cache.is_needed(key), is_front);
+            assert!(core.reading.plucked.contains_key(&resource), "its turn can go on");
+            assert!(core.reading.waiting.is_empty() && core.reading.load == 0);
+            assert_eq!(core.reading.budget == budget, is_front, "the front costs no budget");
+        }
     }
 }
