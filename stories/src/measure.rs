@@ -1,4 +1,5 @@
-//! Computes figures from receipts: rates, delays, shares.
+//! Computes figures from receipts: rates, delays, shares. Compares a fault with the calm phases
+//! around it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,6 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::ledger::{Event, Ledger};
 use crate::receipt::Receipt;
+use crate::report::say;
+
+/// Maximum slowdown compared with calm.
+const SLOWER_MAX: f64 = 1.5;
+/// Maximum rounds of a measurement. A machine that is loud in all of them stays so for longer than
+/// a test can wait.
+const ROUNDS_MAX: usize = 3;
 
 /// Waiting times of some webhooks.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +22,64 @@ pub struct Waits {
     pub all: Vec<Duration>,
     /// Number of webhooks that are not delivered yet.
     pub undelivered: usize,
+}
+
+/// A waiting time under a fault, and in the calm phases around it.
+#[derive(Clone, Copy, Debug)]
+pub struct Phases {
+    /// Waiting time in calm, before the fault.
+    pub before: Duration,
+    /// Waiting time under the fault.
+    pub fault: Duration,
+    /// Waiting time in calm, after the fault.
+    pub after: Duration,
+}
+
+/// A measurement that proves nothing: its calm phases disagree, because something else used the
+/// machine. The text has the figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loud(pub String);
+
+impl Phases {
+    /// Waiting time of the calmer phase. The other one was disturbed, and excuses nothing.
+    pub fn calmest(self) -> Duration {
+        self.before.min(self.after)
+    }
+
+    /// Returns a text if the fault makes webhooks wait for 1.5 times as long as the calmer phase.
+    /// A waiting time below `ignored` is no delay.
+    ///
+    /// # Errors
+    ///
+    /// If the other calm phase exceeds the same limit: the machine was loud.
+    pub fn delay(self, what: &str, ignored: Duration) -> Result<Option<String>, Loud> {
+        let limit = self.calmest().mul_f64(SLOWER_MAX).max(ignored);
+        let Self { before, fault, after } = self;
+        let text = format!(
+            "{what}: {fault:?} under the fault, {before:?} in calm before it, {after:?} in calm \
+             after it, the limit is {limit:?}"
+        );
+        if before.max(after) > limit {
+            return Err(Loud(text));
+        }
+        Ok((fault >= limit).then_some(text))
+    }
+}
+
+/// Plays rounds of a measurement until one is not loud. Each round starts its own servers, so that
+/// it finds no backlog and no settings of an earlier one. Fails if all rounds are loud.
+pub async fn until_quiet(story: &str, mut round: impl AsyncFnMut() -> Result<(), Loud>) {
+    let mut measured = Vec::new();
+    while measured.len() < ROUNDS_MAX {
+        let Err(Loud(text)) = round().await else { return };
+        let number = measured.len() + 1;
+        say(&format!("{story}: the calm phases of round {number} disagree: {text}"));
+        measured.push(text);
+    }
+    panic!(
+        "{story}: calm phases disagree in each of {ROUNDS_MAX} rounds, use a quiet machine:\n{}",
+        measured.join("\n")
+    );
 }
 
 /// Smallest value that this fraction of the values does not exceed.
@@ -98,6 +164,46 @@ mod tests {
         assert_eq!(percentile(&values, 0.5), Duration::from_millis(100));
         assert_eq!(percentile(&values, 0.99), Duration::from_millis(198));
         assert_eq!(percentile(&values[..1], 0.99), Duration::from_millis(200));
+    }
+
+    #[test]
+    fn a_fault_is_compared_with_the_calmer_phase() {
+        let delay = |before, fault, after| {
+            let [before, fault, after] = [before, fault, after].map(Duration::from_millis);
+            Phases { before, fault, after }.delay("p99", Duration::from_millis(10))
+        };
+        let is_delay = |before, fault, after| {
+            delay(before, fault, after).expect("calm phases that agree").is_some()
+        };
+        assert!(!is_delay(1, 9, 8), "below what is ignored");
+        assert!(is_delay(1, 10, 8));
+        assert!(!is_delay(100, 149, 140));
+        assert!(is_delay(100, 150, 140));
+        assert!(delay(151, 9, 100).is_err(), "loud before, and no delay");
+        assert!(delay(100, 500, 151).is_err(), "loud after");
+    }
+
+    #[tokio::test]
+    async fn a_round_is_repeated_while_the_machine_is_loud() {
+        let mut rounds = 0;
+        until_quiet("rounds", async || {
+            rounds += 1;
+            if rounds < ROUNDS_MAX { Err(Loud("p99".to_owned())) } else { Ok(()) }
+        })
+        .await;
+        assert_eq!(rounds, ROUNDS_MAX);
+        until_quiet("rounds", async || {
+            rounds += 1;
+            Ok(())
+        })
+        .await;
+        assert_eq!(rounds, ROUNDS_MAX + 1, "a quiet round was repeated");
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "in each of 3 rounds, use a quiet machine:\np99\np99\np99")]
+    async fn a_machine_that_stays_loud_fails_the_measurement() {
+        until_quiet("rounds", async || Err(Loud("p99".to_owned()))).await;
     }
 
     #[test]

@@ -20,6 +20,8 @@ use stories::until::until;
 
 const SOON: Duration = Duration::from_secs(60);
 const TOPICS: &[&str] = &["products/update", "orders/create"];
+/// Shop whose webhooks wait for as long as a story looks at them.
+const HELD: u64 = 7;
 
 /// Runs a step of the script, which fails the test with all that was wrong.
 async fn browse(url: &str, login: Option<&str>, step: &[&str]) {
@@ -72,9 +74,9 @@ async fn every_view_of_a_live_cell_can_be_read_by_everybody() {
     let office = ConsoleCell::start_for(Cell::busy(), &[], &[("eve", "admin", true)]).await;
     let flows = flow(&office);
     office.bury(REFUSED[0], 30).await;
-    office.hold(7, 30).await;
+    office.hold(HELD, 30).await;
     office.told(&["pause", "--topic", "customers/update"]).await;
-    browse_as(&office, "eve", &["views", "/login"]).await;
+    browse_as(&office, "eve", &["views", &shop::domain(HELD), "/login"]).await;
     browse_as(&office, "eve", &["live"]).await;
     browse_as(&office, "eve", &["streams"]).await;
     stop(flows).await;
@@ -284,12 +286,12 @@ async fn the_pictures_of_the_docs_show_a_live_cell() {
     for shop in REFUSED {
         office.bury(shop, 4).await;
     }
-    office.hold(7, 40).await;
+    office.hold(HELD, 40).await;
     office.told(&["pause", "--topic", "customers/update"]).await;
     // Enough samples for a plot.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let own = office.cell.directory().to_str().expect("a plain path").to_owned();
     let directory = directory.unwrap_or(own);
-    browse_as(&office, "otto", &["pictures", &directory]).await;
+    browse_as(&office, "otto", &["pictures", &directory, &shop::domain(HELD)]).await;
     stop(flows).await;
 }

@@ -146,7 +146,11 @@ async fn a_replay_that_fails_says_how_many_it_took() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_quiet_cell_forgets_who_did_what() {
-    let office = ConsoleCell::start(Cell::shared(), &[]).await;
+    let office = ConsoleCell::start(Cell::shared(), &[("AUDIT_KEEP", "365d")]).await;
+    // The console notes its time when it first looks for old records. The next look is an hour later.
+    let has_looked =
+        async || office.redis.command::<u64>(&["EXISTS", "{spillway}:audit:keep"]).await == 1;
+    until("the console has looked for old records", SOON, has_looked).await;
     let old = r#"{"actor":"x","way":"cli","verb":"pause","consumer":"http","filter":"a","end":{"done":1}}"#;
     let audit = "{spillway}:audit";
     let write = async |id: &str| {

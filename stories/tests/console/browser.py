@@ -13,12 +13,15 @@ import os
 import re
 import sys
 import time
+import traceback
 import urllib.parse
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import TimeoutError as PatienceError, sync_playwright
 
-# Far more than a step takes on a busy machine.
-PATIENCE_MS = 30_000
+# As long as the stories wait: far more than a step takes on a busy machine.
+PATIENCE_MS = 60_000
+# Time for which a page that goes on by itself is looked at before it is opened again.
+LOOK_MS = 3_000
 PAUSE_FORM = "form[action='/lanes/pause']:has(input[name=shop]:not([type=hidden]))"
 VIEWS = ["/", "/lanes", "/webhooks", "/dead", "/archive", "/shops", "/gaps", "/audit", "/doctor"]
 # Rules of axe: WCAG 2.2 A and AA, and what is known to be good practice.
@@ -101,7 +104,13 @@ class Console:
         self.session = page.context.storage_state()
 
     def open(self, page, path):
+        """Opens a page. While Redis stands still, the console answers 503 and says to try again soon."""
+        end = time.monotonic() + PATIENCE_MS / 1000
         answer = page.goto(self.url + path, wait_until="load")
+        while answer is not None and answer.status == 503 and time.monotonic() < end:
+            print(f"{path} answered 503 and is opened again: {page.locator('[role=alert]').all_inner_texts()}")
+            page.wait_for_timeout(500)
+            answer = page.goto(self.url + path, wait_until="load")
         if answer is None or answer.status != 200:
             self.wrong(page, f"{path} answers {answer and answer.status}")
         page.locator("h1").first.wait_for()
@@ -128,28 +137,36 @@ class Console:
                 ".slice(0, 3).map((one) => one.outerHTML.slice(0, 120))", PHONE["width"])
             self.wrong(page, f"{wide} px wide on a phone of {PHONE['width']}: {widest}")
 
-    def paths(self, page):
-        """The views, and pages of a webhook, a dead letter and a shop that they link to."""
-        found = list(VIEWS)
-        for view in ["/webhooks", "/dead", "/shops"]:
-            self.open(page, view)
-            links = page.locator(f"main a[href^='{view}/']")
-            if links.count():
-                # The last one is not just being delivered.
-                found.append(links.last.get_attribute("href"))
-        for path in found[len(VIEWS):]:
+    def links(self, page, path, selector):
+        """Links of a page, at least one. A list that takes long goes on by itself, and what is searched for in
+        the background is there after another look."""
+        found = page.locator(selector)
+        for _ in range(PATIENCE_MS // LOOK_MS):
             self.open(page, path)
-            content = page.locator("main a[href$='/content']")
-            if content.count():
-                found.append(content.first.get_attribute("href"))
-                break
+            with contextlib.suppress(PatienceError):
+                found.first.wait_for(timeout=LOOK_MS)
+                return found
+        raise AssertionError(f"{path} has no {selector}: {page.locator('main').inner_text()}")
+
+    def paths(self, page, held=None):
+        """The views, and the page of a dead letter. With a shop whose webhooks are held, also its page and the page of
+        one of them. Webhooks of other shops could be delivered before their page is opened."""
+        lists = [("/dead", "/dead/")]
+        if held is not None:
+            lists += [(f"/webhooks?shop={urllib.parse.quote(held)}", "/webhooks/"), ("/shops", f"/shops/{held}")]
+        found = list(VIEWS)
+        for path, link in lists:
+            found.append(self.links(page, path, f"main a[href^='{link}']").last.get_attribute("href"))
         return found
 
 
-def views(console, *more):
-    """Each view in light and dark, on a phone, and without scripts."""
+def views(console, held, *more):
+    """Each view in light and dark, on a phone, and without scripts, for one who may see the content of webhooks."""
     with console.page() as page:
-        paths = console.paths(page) + list(more)
+        paths = console.paths(page, held)
+        webhook = next(path for path in paths if path.startswith("/webhooks/"))
+        content = console.links(page, webhook, "main a[href$='/content']")
+        paths += [content.first.get_attribute("href"), *more]
     seen = {}
     for scheme in ["light", "dark"]:
         with console.page(color_scheme=scheme) as page:
@@ -568,13 +585,12 @@ def set_mode(page, *codes):
         page.locator("form:has(input[name=mode]) button[type=submit]").first.click()
 
 
-def pictures(console, directory):
+def pictures(console, directory, held):
     """The pictures of docs/console.md."""
     total = 0
     with console.page() as page:
-        paths = console.paths(page)
-    webhook = next(path for path in paths if path.startswith("/webhooks/"))
-    shop = next((path for path in paths if path.startswith("/shops/")), "/shops")
+        paths = console.paths(page, held)
+    webhook, shop = (next(path for path in paths if path.startswith(start)) for start in ["/webhooks/", "/shops/"])
     wanted = [("overview", "/", "light"), ("overview-dark", "/", "dark"), ("lanes", "/lanes", "light"),
               ("webhook", webhook, "light"), ("dead", "/dead", "light"), ("shop", shop, "light"),
               ("audit", "/audit", "light")]
@@ -602,7 +618,15 @@ STEPS = [views, replay, replay_without_scripts, chosen, archive, no_archive, pau
          hostile, newcomer, pictures]
 
 
+def place_of(error):
+    """Functions and lines of this script that led to an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if os.path.basename(frame.filename) == os.path.basename(__file__)]
+    return ", ".join(f"{frame.name}:{frame.lineno}" for frame in own)
+
+
 def main():
+    began = time.monotonic()
     url, step, *arguments = sys.argv[1:]
     run = {one.__name__: one for one in STEPS}[step]
     with sync_playwright() as playwright:
@@ -615,7 +639,8 @@ def main():
         try:
             run(console, *arguments)
         except Exception as error:  # All that was seen before is told, too.
-            console.problems.append(f"{type(error).__name__}: {error}")
+            after = f"after {time.monotonic() - began:.0f} s, {place_of(error)}"
+            console.problems.append(f"{type(error).__name__} ({after}): {error}")
         browser.close()
     for problem in dict.fromkeys(console.problems):
         print(problem)
