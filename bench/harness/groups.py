@@ -12,8 +12,11 @@ from pathlib import Path
 from . import machine
 from .servers import ROOT
 
+# A backend on the same machine has the weight of the process that waits for it, as docs/sizing.md advises; so has a proxy
+# that is measured in the downstreamer's place.
 UNITS = {"receiver": "spillway-receiver", "downstreamer": "spillway-downstreamer", "redis": "spillway-redis",
-         "kafka_producer": "spillway-kafka", "archiver": "spillway-archiver"}
+         "kafka_producer": "spillway-kafka", "archiver": "spillway-archiver", "backend": "spillway-downstreamer",
+         "nginx": "spillway-downstreamer"}
 # systemd's weight of a unit that sets none, and the same for the first version of cgroups.
 WEIGHT_USUAL, SHARES_USUAL = 100, 1024
 numbers = itertools.count()

@@ -79,6 +79,17 @@ class Sampler(threading.Thread):
         self.join(timeout=60)
 
 
+# What Redis keeps of a delivery for DEDUP_WINDOW: a fingerprint of 16 bytes, and 26 of the history (docs/redis-schema.md).
+KEPT_BYTES = 42
+# Fingerprints that DEDUP_MEMORY holds as it comes: more than that are forgotten.
+KEPT_MAX = 3_441_480
+
+
+def kept_bytes(deliveries):
+    """Returns the bytes that Redis keeps of deliveries, without the heads of its entries."""
+    return KEPT_BYTES * min(deliveries, KEPT_MAX)
+
+
 def rate_between(samples, start, end):
     """Returns the webhooks stored per second between two times of the samples."""
     chosen = [row for row in samples if start <= row["seconds"] <= end]

@@ -47,7 +47,7 @@ def shrink(campaign, port, asked, watch):
         end = next((row["seconds"] for row in rows if row["waiting"] <= least), None)
         campaign.say(f"{asked:,}/s for {time.monotonic() - began:.0f} s: {watch.samples[-1]['waiting']:,} wait")
     return {"asked_per_second": asked, "backlog_start": watch.samples[0]["waiting"],
-            "backlog_end": min((row["waiting"] for row in rows), default=None), "empty_after_s": end,
+            "backlog_end": rows[-1]["waiting"] if rows else None, "empty_after_s": end,
             "not_200": sum(one["asked"] - one["answered"].get("200", 0) for one in reports),
             "offered_part": min(one["offered_per_second"] for one in reports) / asked,
             "answer_p99_ms": max(one["latency_ms"]["p99"] for one in reports)}, watch.samples

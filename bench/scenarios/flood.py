@@ -94,8 +94,10 @@ def findings(flooded, emptied, samples, seconds):
     found.at_most("stored and not delivered once", abs(emptied["appended"] - emptied["backend_received"]), 0)
     found.read(f"Within {seconds} s, {flooded['accepted']:,} webhooks were accepted, "
                f"{flooded['accepted_per_second']:,.0f}/s, and {flooded['delivered']:,} delivered, "
-               f"{flooded['delivered_per_second']:,.0f}/s. {flooded['backlog']:,} waited at the end; they were delivered {emptied['time_to_empty_s']:.0f} s later, at "
-               f"{emptied['drained_per_second']:,.0f}/s.")
+               f"{flooded['delivered_per_second']:,.0f}/s. "
+               + (f"{flooded['backlog']:,} waited at the end; they were delivered {emptied['time_to_empty_s']:.0f} s "
+                  f"later, at {emptied['drained_per_second']:,.0f}/s." if flooded["backlog"] else
+                  "Nothing waited at the end."))
     found.rows["samples"] = samples
     found.plot("backlog", "Webhooks that wait, during the flood and after it", "seconds", "webhooks",
                {"backlog": [(row["seconds"], row["waiting"]) for row in samples]})

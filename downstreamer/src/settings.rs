@@ -104,7 +104,7 @@ pub struct DownstreamerArgs {
     #[arg(long, env = "DEDUP_WINDOW", default_value = "6h")]
     dedup_window: String,
 
-    /// Memory for that, here, and about half of it in Redis; at the limit the oldest is forgotten
+    /// Memory for that, here, and about as much in Redis; at the limit the oldest is forgotten
     /// early [1MiB to 16GiB]
     #[arg(long, env = "DEDUP_MEMORY", default_value = "128MiB")]
     dedup_memory: String,
