@@ -46,7 +46,7 @@ use crate::store::gate::{AppendPass, Gate, GatePass, WritePass};
 use crate::store::log::OverflowLog;
 use crate::store::looks::{QueueHealth, RedisLooks};
 use crate::store::mode::StoreMode;
-use crate::store::running::{AppendState, ListedAppend, RunningAppends};
+use crate::store::running::{AppendState, ListedAppend, RunningAppends, all_settled};
 
 /// Divisor of ACK_TIMEOUT: time after which an append counts as hanging, if there is a log.
 /// Webhooks that arrive from then on go into the log, with most of their time left.
@@ -183,16 +183,9 @@ impl Store {
 
     /// Passes the gate once these appends have ended, or batches do not go to Redis directly.
     async fn pass_after(&self, outlived: &[Arc<AppendState>], press_at: Instant) -> GatePass {
-        let settled = async || {
-            for append in outlived {
-                append.settled(|| self.gate.mode() == StoreMode::Direct).await;
-            }
-        };
+        let must_wait = || self.gate.mode() == StoreMode::Direct;
         loop {
-            if timeout_at(press_at, settled()).await.is_err() {
-                outlived.iter().for_each(|append| append.press());
-                settled().await;
-            }
+            all_settled(outlived, press_at, must_wait).await;
             match self.gate.pass().await {
                 // The mode has changed and changed back.
                 GatePass::Append(pass) if outlived.iter().any(|append| append.may_end()) => {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use spillway_queue::append::Fence;
 use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 
 use crate::batch::Outlived;
 
@@ -139,6 +140,27 @@ impl AppendState {
     }
 }
 
+/// Waits until these appends have ended, while `must_wait`. Presses those that still must be waited for at
+/// `press_at`.
+pub async fn all_settled(
+    appends: &[Arc<AppendState>],
+    press_at: Instant,
+    must_wait: impl Fn() -> bool,
+) {
+    let settled = async || {
+        for append in appends {
+            append.settled(&must_wait).await;
+        }
+    };
+    if timeout_at(press_at, settled()).await.is_ok() {
+        return;
+    }
+    if must_wait() {
+        appends.iter().for_each(|append| append.press());
+    }
+    settled().await;
+}
+
 impl ListedAppend {
     /// An append that is not listed before it is about to be sent.
     pub(super) fn new(running: Arc<RunningAppends>, outlived: Outlived) -> Self {
@@ -172,6 +194,7 @@ impl Drop for ListedAppend {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
     use spillway_queue::Redis;
@@ -208,6 +231,30 @@ mod tests {
         append.end(true);
         timeout(SECOND, waiting).await.expect("woken").expect("no panic");
         assert!(running.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_append_is_pressed_only_while_it_must_be_waited_for() {
+        for must_wait in [true, false] {
+            let running = RunningAppends::new(false);
+            let append = listed(&running);
+            append.state.outlived.set(true);
+            let (outlived, waits) = (running.outlived(), Arc::new(AtomicBool::new(true)));
+            let waiting = tokio::spawn({
+                let (press_at, waits) = (Instant::now() + SECOND, waits.clone());
+                async move {
+                    all_settled(&outlived, press_at, || waits.load(Ordering::SeqCst)).await;
+                }
+            });
+            tokio::time::sleep(SECOND / 2).await;
+            // The mode may change while an append is waited for.
+            waits.store(must_wait, Ordering::SeqCst);
+            tokio::time::sleep(SECOND).await;
+            assert_eq!(append.state.is_pressed(), must_wait);
+            assert_eq!(waiting.is_finished(), !must_wait);
+            append.end(true);
+            timeout(SECOND, waiting).await.expect("woken").expect("no panic");
+        }
     }
 
     #[tokio::test]
