@@ -38,6 +38,20 @@ const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
 /// it.
 pub(crate) const IDLE_CONNECTION: Duration = Duration::from_secs(30);
 
+/// Time without a sign of the other machine after which a connection is dead. A machine that fails does
+/// not close its connections, and a delivery on one would hang up to its time limit, as if its webhook
+/// were slow. Five retransmissions of a lost segment take less (6 s), and a delivery has more by default
+/// (30 s). A machine that takes no byte of a request for so long counts as dead, too.
+const DEAD_AFTER: Duration = Duration::from_secs(10);
+const _: () = assert!(
+    DEAD_AFTER.as_millis() < IDLE_CONNECTION.as_millis(),
+    "a dead connection is closed before it would be for being idle"
+);
+/// Time between two probes of a connection that does not answer them.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// Probes without an answer after which a connection is dead.
+const PROBES_MAX: u32 = 5;
+
 /// Error of any kind.
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -78,10 +92,7 @@ impl ClientOptions {
     /// Connector with these properties.
     pub(crate) fn connector(self, lease: LeaseCheck) -> BackendConnector {
         let connect_max = self.timeout.min(CONNECT_MAX);
-        let mut connector = HttpConnector::new();
-        connector.enforce_http(false);
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(connect_max));
+        let connector = tcp_connector(connect_max);
         let https = HttpsConnectorBuilder::new().with_tls_config(self.tls).https_or_http();
         let https = match self.server_name {
             Some(name) => https.with_server_name_resolver(FixedServerNameResolver::new(name)),
@@ -113,6 +124,20 @@ impl ClientOptions {
             .retry_canceled_requests(true)
             .build(self.connector(lease))
     }
+}
+
+/// Connector for TCP, whose connections end once the other machine has vanished: by probes while they
+/// are idle, and by the user timeout while bytes are not acknowledged.
+fn tcp_connector(connect_max: Duration) -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(connect_max));
+    connector.set_keepalive(Some(DEAD_AFTER / 2));
+    connector.set_keepalive_interval(Some(PROBE_EVERY));
+    connector.set_keepalive_retries(Some(PROBES_MAX));
+    connector.set_tcp_user_timeout(Some(DEAD_AFTER));
+    connector
 }
 
 /// TLS settings. They trust the authorities of `access`, or this machine's. None are loaded unless
@@ -268,6 +293,38 @@ mod tests {
         let mut received = Vec::new();
         connection.read_to_end(&mut received).await.unwrap();
         assert!(received.is_empty(), "{received:?}");
+    }
+
+    /// Timer of the kernel for the connection to a port of this machine, as /proc/net/tcp has it: its
+    /// kind, and the hundredths of a second that it has left.
+    fn timer(port: u16) -> (String, u64) {
+        let port = format!(":{port:04X}");
+        let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+        let connection = table
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .find(|fields| fields[2].ends_with(&port))
+            .expect("a connection to the port");
+        let (kind, left) = connection[5].split_once(':').unwrap();
+        (kind.to_owned(), u64::from_str_radix(left, 16).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_idle_is_probed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let options = ClientOptions {
+            tls: tls("DOWNSTREAM_APP_URL", false, &BackendAccess::default()).unwrap(),
+            server_name: None,
+            takes_http2: false,
+            timeout: CONNECT_MAX,
+            idle_max: 1,
+        };
+        let uri = format!("http://{address}/").parse().unwrap();
+        let _connection = options.connector(always()).call(uri).await.unwrap();
+        let (kind, left) = timer(address.port());
+        assert_eq!(kind, "02", "the timer of probes");
+        assert!(Duration::from_millis(10 * left) <= DEAD_AFTER / 2, "{left}");
     }
 
     #[tokio::test]

@@ -12,26 +12,29 @@ use std::time::Duration;
 
 use http::response::Parts;
 use http::uri::{Authority, Scheme};
-use http::{Request, Uri};
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tower::ServiceExt;
 
 use crate::answer::AnswerBytes;
 use crate::body::LeasedBody;
 use crate::connect::{BackendConnector, BoxError, ClientOptions, LeaseCheck, LeaseLost};
-use crate::pool::idle::IdleList;
+use crate::pool::idle::{IdleList, UnansweredAttempt};
 use crate::pool::wire::{BackendConnection, BackendStream, SendFailure};
 
-/// Connections that are finished or flushed beside the deliveries, at most. Above that they are closed.
+/// Connections that are finished beside the deliveries, at most. Above that they are given up.
 const BESIDE_MAX: usize = 64;
 
-/// Time for the rest of a request that was answered already.
+/// Time for the rest of a request that was answered already. A backend that still reads takes megabytes
+/// in less.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// A request got no whole answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
-    /// There was no connection for it, so nothing was sent.
+    /// There was no connection for it, or a new one ended before it took the request: nothing was sent.
     #[error("no connection to the backend")]
     Unconnected(#[source] BoxError),
     /// The connection broke before the whole answer. The backend may have the request.
@@ -46,6 +49,8 @@ pub(crate) struct BackendPool {
     base: Uri,
     idle: Arc<IdleList>,
     lease: LeaseCheck,
+    /// Age of a delivery at which an answer counts although its request is not sent completely.
+    flush_until: Duration,
     /// Connections without a delivery that are not idle.
     beside: Arc<Semaphore>,
 }
@@ -55,6 +60,15 @@ struct TakenConnection {
     connection: BackendConnection,
     /// True if it was idle before: it may have ended meanwhile.
     was_idle: bool,
+}
+
+impl From<SendFailure> for ExchangeError {
+    fn from(failure: SendFailure) -> Self {
+        match failure.unsent {
+            Some(_) => Self::Unconnected(failure.error.into()),
+            None => Self::Broken(failure.error.into()),
+        }
+    }
 }
 
 impl BackendPool {
@@ -72,64 +86,80 @@ impl BackendPool {
         let base = Uri::from_parts(base).expect("BUG: a scheme, an authority and a path are a URL");
         let idle = IdleList::new(options.idle_max);
         let beside = Arc::new(Semaphore::new(BESIDE_MAX));
-        Self { connector: options.connector(lease.clone()), base, idle, lease, beside }
+        // At its whole time limit the delivery is cut off, and its answer is lost.
+        let flush_until = options.timeout * 9 / 10;
+        let connector = options.connector(lease.clone());
+        Self { connector, base, idle, lease, flush_until, beside }
     }
 
     /// Sends a request, and reads its answer up to the bound. The request has a `Host`, and a URL that
-    /// is a path.
+    /// is a path. A request that is answered early is sent to its end: the next webhook of its resource
+    /// may be sent at once, on another connection, and must not overtake it.
     pub(crate) async fn exchange(
         &self,
         mut request: Request<LeasedBody>,
     ) -> Result<(Parts, AnswerBytes), ExchangeError> {
+        let began = Instant::now();
         loop {
-            let TakenConnection { mut connection, was_idle } = self.connection().await?;
+            let mut taken = self.connection(began).await?;
             // Waiting may have taken long, and a body that is empty checks nothing.
             if !(self.lease)() {
                 return Err(ExchangeError::Unconnected(LeaseLost.into()));
             }
-            let response = match connection.send(request).await {
+            let sent = self.send(&mut taken, request, began).await;
+            let TakenConnection { mut connection, was_idle } = taken;
+            let response = match sent {
                 Ok(response) => response,
                 // Each time one idle connection less: this ends with a new one.
                 Err(SendFailure { unsent: Some(unsent), .. }) if was_idle => {
                     request = *unsent;
                     continue;
                 }
-                Err(failure) => return Err(ExchangeError::Broken(failure.error.into())),
+                Err(failure) => return Err(failure.into()),
             };
-            let (head, body) = response.into_parts();
-            let read = connection.read(body).await;
+            let (head, mut body) = response.into_parts();
+            let read = connection.read(&mut body).await;
             let answer = read.map_err(|error| ExchangeError::Broken(error.into()))?;
-            // With more of the answer on it, the connection would take no other request.
-            if !answer.is_full() {
-                self.give_back(connection);
+            if connection.is_answered_early() {
+                self.flush(&mut connection, began).await;
+            } else if !answer.is_full() {
+                // With more of the answer on it, the connection would take no other request.
+                self.idle.put(connection);
             }
             return Ok((head, answer));
         }
     }
 
-    /// Gives a connection to the deliveries to come. Its request may not be sent completely yet: a backend may
-    /// answer before it reads all. Then the rest is sent first, without holding the delivery up.
-    fn give_back(&self, mut connection: BackendConnection) {
-        if connection.rest() {
-            self.idle.add(connection);
-        } else if connection.is_open()
-            && let Ok(permit) = self.beside.clone().try_acquire_owned()
-        {
-            let idle = self.idle.clone();
-            tokio::spawn(async move {
-                let _permit = permit;
-                let sent = tokio::time::timeout(FLUSH_MAX, connection.until_ready()).await;
-                if sent.is_ok() {
-                    idle.put(connection);
-                }
-            });
+    /// Sends a request on a connection, and returns the head of its answer.
+    async fn send(
+        &self,
+        taken: &mut TakenConnection,
+        request: Request<LeasedBody>,
+        began: Instant,
+    ) -> Result<Response<Incoming>, SendFailure> {
+        let mut unanswered =
+            UnansweredAttempt { list: &self.idle, began: taken.was_idle.then_some(began) };
+        let sent = taken.connection.send(request).await;
+        // A connection that gives the request back says itself that it has ended.
+        if !matches!(sent, Err(SendFailure { unsent: None, .. })) {
+            unanswered.began = None;
+        }
+        sent
+    }
+
+    /// Sends the rest of a request that was answered already, within its time. The connection takes no other
+    /// request: a backend that answers without reading may take the rest for one, and answer that too.
+    async fn flush(&self, connection: &mut BackendConnection, began: Instant) {
+        let until = (Instant::now() + FLUSH_MAX).min(began + self.flush_until);
+        if tokio::time::timeout_at(until, connection.flush()).await.is_err() {
+            tracing::debug!("the backend answered a request that it does not read");
         }
     }
 
     /// Takes an idle connection. If there is none, makes one, and takes one that another delivery has done
     /// with before.
-    async fn connection(&self) -> Result<TakenConnection, ExchangeError> {
-        if let Some(connection) = self.idle.take() {
+    async fn connection(&self, now: Instant) -> Result<TakenConnection, ExchangeError> {
+        if let Some(connection) = self.idle.take(now) {
             return Ok(TakenConnection { connection, was_idle: true });
         }
         let mut connecting = Box::pin(self.connector.clone().oneshot(self.base.clone()));
@@ -148,7 +178,8 @@ impl BackendPool {
             connected = &mut connecting => {
                 let stream = connected.map_err(ExchangeError::Unconnected)?;
                 let connection = BackendConnection::new(stream).await;
-                let connection = connection.map_err(|error| ExchangeError::Broken(error.into()))?;
+                let connection =
+                    connection.map_err(|error| ExchangeError::Unconnected(error.into()))?;
                 Ok(TakenConnection { connection, was_idle: false })
             }
         }

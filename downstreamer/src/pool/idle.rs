@@ -36,6 +36,16 @@ struct IdleState {
 /// A delivery that waits for a connection, up to its drop.
 struct WaitingDelivery<'a>(&'a IdleList);
 
+/// Attempt on a connection that was idle, up to the head of its answer. If it ends before, by its time
+/// limit too, the backend may have gone without closing its connections. Then its drop drops those that
+/// were last used before the attempt: the next delivery connects again.
+pub(crate) struct UnansweredAttempt<'a> {
+    /// Connections of the backend.
+    pub list: &'a IdleList,
+    /// Begin of the attempt. `None` if the connection was new, or once there is an answer.
+    pub began: Option<Instant>,
+}
+
 impl IdleList {
     /// Empty list.
     pub(crate) fn new(idle_max: usize) -> Arc<Self> {
@@ -44,10 +54,10 @@ impl IdleList {
     }
 
     /// Takes the connection that was used last.
-    pub(crate) fn take(&self) -> Option<BackendConnection> {
+    pub(crate) fn take(&self, now: Instant) -> Option<BackendConnection> {
         let mut state = self.state();
         let (since, connection) = state.connections.pop_back()?;
-        if since.elapsed() < IDLE_CONNECTION {
+        if now.saturating_duration_since(since) < IDLE_CONNECTION {
             return Some(connection);
         }
         // The others have been idle for longer. Sockets are closed without the lock.
@@ -59,13 +69,9 @@ impl IdleList {
 
     /// Adds a connection. One that takes no other request is dropped.
     pub(crate) fn put(self: &Arc<Self>, mut connection: BackendConnection) {
-        if connection.rest() {
-            self.add(connection);
+        if !connection.rest() {
+            return;
         }
-    }
-
-    /// Adds a connection that takes another request.
-    pub(crate) fn add(self: &Arc<Self>, connection: BackendConnection) {
         let mut state = self.state();
         if state.connections.len() >= self.idle_max {
             return;
@@ -89,11 +95,21 @@ impl IdleList {
             // One that is returned between the look and the wait wakes this delivery too.
             let mut returned = pin!(self.returned.notified());
             returned.as_mut().enable();
-            if let Some(connection) = self.take() {
+            if let Some(connection) = self.take(Instant::now()) {
                 return connection;
             }
             returned.await;
         }
+    }
+
+    /// Drops connections that were last used before a time.
+    fn drop_older(&self, before: Instant) {
+        let mut state = self.state();
+        let count = state.connections.partition_point(|(since, _)| *since < before);
+        let older: Vec<_> = state.connections.drain(..count).collect();
+        // Sockets are closed without the lock.
+        drop(state);
+        drop(older);
     }
 
     /// Drops connections that ended, or were idle for too long. Returns false if none is left: then
@@ -136,6 +152,14 @@ impl<'a> WaitingDelivery<'a> {
 impl Drop for WaitingDelivery<'_> {
     fn drop(&mut self) {
         self.0.state().waiting -= 1;
+    }
+}
+
+impl Drop for UnansweredAttempt<'_> {
+    fn drop(&mut self) {
+        if let Some(began) = self.began {
+            self.list.drop_older(began);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The pool with a backend that answers, hangs up or hangs as a script says.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -19,8 +20,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const OK_CHUNKED: &str =
     "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n1\r\n!\r\n0\r\n\r\n";
+const OK_HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n";
 const LAST: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok";
 const STRAY: &str = "HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n";
+
+/// Size of a request's body that the kernel does not hold: 4 MiB to send, and 128 KiB to receive.
+const LARGE_BYTES: usize = 8 << 20;
 
 /// Step of one connection of the backend.
 #[derive(Clone, Copy)]
@@ -33,6 +38,11 @@ enum Step {
     Half(usize),
     /// Receives a request, and does not answer.
     Swallow,
+    /// Receives the head of a large request, writes the first text, receives the body, and writes the
+    /// second one. The number is sent when it begins to receive the body, and when it has it.
+    Early(&'static str, &'static str),
+    /// Receives the head of a request, writes, and does not read again.
+    Ignore(&'static str),
     /// Writes without a request.
     Write(&'static str),
     /// Closes the connection.
@@ -58,9 +68,19 @@ async fn receive(stream: &mut TcpStream) -> Result<(), Vec<u8>> {
     Ok(())
 }
 
+/// Receives the head of a request, and not a byte more.
+async fn receive_head(stream: &mut TcpStream) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+}
+
 async fn play(mut stream: TcpStream, number: usize, steps: &[Step], received: mpsc::Sender<usize>) {
     for step in steps {
-        if !matches!(step, Step::Write(_) | Step::Close) {
+        if matches!(step, Step::Early(..) | Step::Ignore(_)) {
+            receive_head(&mut stream).await;
+        } else if !matches!(step, Step::Write(_) | Step::Close) {
             if receive(&mut stream).await.is_err() {
                 return;
             }
@@ -81,6 +101,19 @@ async fn play(mut stream: TcpStream, number: usize, steps: &[Step], received: mp
                 stream.write_all(head.as_bytes()).await.unwrap();
                 stream.write_all(&vec![b'x'; *size]).await.ok();
             }
+            Step::Early(before, after) => {
+                stream.write_all(before.as_bytes()).await.unwrap();
+                // Time in which the pool reads it.
+                settle().await;
+                received.send(number).await.ok();
+                stream.read_exact(&mut vec![0; LARGE_BYTES]).await.unwrap();
+                received.send(number).await.ok();
+                stream.write_all(after.as_bytes()).await.unwrap();
+            }
+            Step::Ignore(text) => {
+                stream.write_all(text.as_bytes()).await.unwrap();
+                std::future::pending::<()>().await;
+            }
             Step::Swallow => {}
             Step::Close => return,
         }
@@ -98,7 +131,7 @@ async fn backend(
     lease: LeaseCheck,
 ) -> (BackendPool, mpsc::Receiver<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let authority: Authority = listener.local_addr().unwrap().to_string().parse().unwrap();
+    let pool = pool(listener.local_addr().unwrap(), idle_max, lease);
     let (sender, received) = mpsc::channel(64);
     tokio::spawn(async move {
         for (number, steps) in script.iter().enumerate() {
@@ -106,6 +139,11 @@ async fn backend(
             tokio::spawn(play(stream, number, steps, sender.clone()));
         }
     });
+    (pool, received)
+}
+
+fn pool(address: SocketAddr, idle_max: usize, lease: LeaseCheck) -> BackendPool {
+    let authority: Authority = address.to_string().parse().unwrap();
     let options = ClientOptions {
         tls: tls("DOWNSTREAM_APP_URL", false, &BackendAccess::default()).unwrap(),
         server_name: None,
@@ -113,7 +151,7 @@ async fn backend(
         timeout: PATIENCE,
         idle_max,
     };
-    (BackendPool::new(options, &Scheme::HTTP, &authority, lease), received)
+    BackendPool::new(options, &Scheme::HTTP, &authority, lease)
 }
 
 fn always() -> LeaseCheck {
@@ -126,6 +164,21 @@ fn request(lease: LeaseCheck) -> Request<LeasedBody> {
     *request.uri_mut() = Uri::from_static("/webhooks?a");
     request.headers_mut().insert(HOST, HeaderValue::from_static("backend.example"));
     request
+}
+
+fn large_request() -> Request<LeasedBody> {
+    let mut large = request(always());
+    *large.body_mut() = LeasedBody::new(vec![b'x'; LARGE_BYTES].into(), always());
+    large
+}
+
+/// Makes new connections idle, in the order of their numbers.
+async fn fill_idle(pool: &BackendPool, count: usize) {
+    let mut taken = Vec::new();
+    for _ in 0..count {
+        taken.push(pool.connection(Instant::now()).await.unwrap().connection);
+    }
+    taken.into_iter().for_each(|connection| pool.idle.put(connection));
 }
 
 /// Delivers a webhook. Returns the status and the beginning of the answer.
@@ -285,11 +338,7 @@ async fn deliveries_at_once_have_a_connection_each() {
 async fn idle_connections_are_bounded() {
     const SCRIPT: &[&[Step]] = &[&[] as &[Step]; 3];
     let (pool, _received) = backend(SCRIPT, 2, always()).await;
-    let mut taken = Vec::new();
-    for _ in 0..3 {
-        taken.push(pool.connection().await.unwrap().connection);
-    }
-    taken.into_iter().for_each(|connection| pool.idle.put(connection));
+    fill_idle(&pool, 3).await;
     assert_eq!(pool.idle.len(), 2);
 }
 
@@ -297,7 +346,7 @@ async fn idle_connections_are_bounded() {
 async fn a_delivery_that_waits_takes_a_connection_that_is_free_earlier() {
     const SCRIPT: &[&[Step]] = &[&[Step::Answer(OK), Step::Answer(OK)]];
     let (pool, mut received) = backend(SCRIPT, 8, always()).await;
-    let first = pool.connection().await.unwrap().connection;
+    let first = pool.connection(Instant::now()).await.unwrap().connection;
     let returned = async {
         let waited = timeout(PATIENCE, pool.idle.returned()).await.unwrap();
         assert_eq!(pool.idle.len(), 0);
@@ -349,7 +398,7 @@ async fn a_connection_is_not_used_after_its_idle_time() {
     assert_eq!(pool.idle.len(), 1);
     tokio::time::pause();
     tokio::time::advance(IDLE_CONNECTION).await;
-    assert!(pool.idle.take().is_none());
+    assert!(pool.idle.take(Instant::now()).is_none());
     assert_eq!(pool.idle.len(), 0);
 }
 
@@ -364,44 +413,70 @@ async fn an_answer_that_never_ends_is_read_up_to_its_bound() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_answered_before_it_is_read_is_sent_to_its_end() {
-    const BODY_BYTES: usize = 8 << 20;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let authority: Authority = listener.local_addr().unwrap().to_string().parse().unwrap();
-    let reading = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.unwrap();
-        let mut head = Vec::new();
-        let end = loop {
-            assert_ne!(stream.read_buf(&mut head).await.unwrap(), 0, "no whole head");
-            if let Some(at) = head.windows(4).position(|end| end == b"\r\n\r\n") {
-                break at + 4;
-            }
-        };
-        stream.write_all(OK.as_bytes()).await.unwrap();
-        // What the kernel holds is less than the body.
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let mut count = head.len() - end;
-        let mut bytes = vec![0; 64 << 10];
-        while count < BODY_BYTES {
-            match stream.read(&mut bytes).await.unwrap_or(0) {
-                0 => break,
-                more => count += more,
-            }
-        }
-        count
+async fn a_request_that_is_answered_early_is_sent_to_its_end_and_is_its_connections_last() {
+    const SCRIPTS: [&[&[Step]]; 2] = [
+        // The backend takes what it had not read for a second request.
+        &[&[Step::Early(OK, STRAY)], &[Step::Answer(OK)]],
+        // The request has been sent when the answer ends.
+        &[&[Step::Early(OK_HEAD, "ok")], &[Step::Answer(OK)]],
+    ];
+    for script in SCRIPTS {
+        let (pool, mut received) = backend(script, 8, always()).await;
+        let exchanged = timeout(PATIENCE, pool.exchange(large_request())).await.unwrap();
+        assert_eq!(exchanged.unwrap().0.status, 200);
+        assert_eq!(received.try_recv(), Ok(0), "it ended before its request was sent");
+        let number = timeout(PATIENCE, received.recv()).await.unwrap();
+        assert_eq!(number, Some(0), "the rest was cut off");
+        settle().await;
+        assert_eq!(pool.idle.len(), 0);
+        assert_delivered(&pool).await;
+        assert_eq!(numbers(&mut received), [1]);
+    }
+}
+
+#[tokio::test]
+async fn an_early_answer_counts_although_its_request_is_never_read() {
+    const SCRIPT: &[&[Step]] = &[&[Step::Ignore(OK)], &[Step::Answer(OK)]];
+    let (mut pool, _received) = backend(SCRIPT, 8, always()).await;
+    pool.flush_until = Duration::from_millis(300);
+    let began = Instant::now();
+    let exchanged = timeout(PATIENCE, pool.exchange(large_request())).await.unwrap();
+    assert_eq!(exchanged.unwrap().0.status, 200);
+    assert!(began.elapsed() >= pool.flush_until, "the rest had no time");
+    assert_eq!(pool.idle.len(), 0);
+    assert_delivered(&pool).await;
+}
+
+#[tokio::test]
+async fn an_attempt_without_an_answer_drops_connections_that_were_not_used_since_it_began() {
+    const SCRIPT: &[&[Step]] = &[&[], &[Step::Answer(OK), Step::Answer(OK)], &[Step::Swallow]];
+    let (pool, mut received) = backend(SCRIPT, 8, always()).await;
+    fill_idle(&pool, 3).await;
+    let mut hanging = Box::pin(pool.exchange(request(always())));
+    tokio::select! {
+        _ = &mut hanging => panic!("the backend hangs"),
+        number = received.recv() => assert_eq!(number, Some(2)),
+    }
+    assert_delivered(&pool).await;
+    assert_eq!(pool.idle.len(), 2);
+    drop(hanging);
+    assert_eq!(pool.idle.len(), 1, "the one that was used since is kept");
+    assert_delivered(&pool).await;
+    assert_eq!(numbers(&mut received), [1, 1]);
+}
+
+#[tokio::test]
+async fn a_new_connection_that_ends_before_it_takes_the_request_is_none() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let pool = pool(listener.local_addr().unwrap(), 8, always());
+    let (closed, is_closed) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        drop(listener.accept());
+        closed.send(()).unwrap();
     });
-    let options = ClientOptions {
-        tls: tls("DOWNSTREAM_APP_URL", false, &BackendAccess::default()).unwrap(),
-        server_name: None,
-        takes_http2: false,
-        timeout: PATIENCE,
-        idle_max: 1,
-    };
-    let pool = BackendPool::new(options, &Scheme::HTTP, &authority, always());
-    let mut large = request(always());
-    *large.body_mut() = LeasedBody::new(vec![b'x'; BODY_BYTES].into(), always());
-    let (head, _) = timeout(PATIENCE, pool.exchange(large)).await.unwrap().unwrap();
-    assert_eq!(head.status, 200);
-    let count = timeout(PATIENCE, reading).await.unwrap().unwrap();
-    assert_eq!(count, BODY_BYTES, "the rest of the request was cut off");
+    // Blocks the runtime, so that it sees the end of the connection as soon as the connection.
+    let closing = async { is_closed.recv_timeout(PATIENCE).unwrap() };
+    let (exchanged, ()) = tokio::join!(pool.exchange(request(always())), closing);
+    let error = exchanged.expect_err("the backend closes");
+    assert!(matches!(error, ExchangeError::Unconnected(_)), "{error:?}");
 }
