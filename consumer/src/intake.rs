@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use spillway_process::error::chain;
 use spillway_process::failure_log::FailureLog;
-use spillway_queue::read::{Entry, LastRead, Replay, StreamReader};
+use spillway_queue::read::{Entry, LastRead, Replay, StreamNews, StreamReader};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_webhook::StreamId;
 use tokio::sync::mpsc;
@@ -23,6 +23,11 @@ const ARRIVED_MAX: usize = 4;
 const LARGE_BYTES: usize = 16 << 10;
 /// Most packs of such a read. They may be larger than those before, so they are few.
 const LARGE_AT_ONCE: usize = 4;
+/// Most packs with which waiting for new entries ends. They may be of any size, too.
+const NEW_AT_ONCE: usize = 4;
+/// Time from the begin of one wait for new entries to the next. What is appended meanwhile is read
+/// together: each read costs Redis and the consumer about as much for a few packs as for one.
+const GATHER: Duration = Duration::from_millis(2);
 /// Time for which a read waits for new entries.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks for replays while the main stream never ends. Each look is one short script.
@@ -79,6 +84,10 @@ struct Intake<T, F> {
     catches_up_at: Option<StreamId>,
     /// Number of packs to read next, if those before were large.
     large_at_once: Option<usize>,
+    /// True if the last read of the main stream may have left entries.
+    is_more_there: bool,
+    /// Time at which the last wait for new entries began.
+    waited_at: Option<Instant>,
 }
 
 /// The receiver was dropped, or there is nothing more to read.
@@ -119,6 +128,8 @@ where
         are_replays_loaded: false,
         catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
         large_at_once: None,
+        is_more_there: true,
+        waited_at: None,
     };
     tokio::spawn(intake.run());
     receiver
@@ -194,7 +205,7 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
         &mut self,
         connection: &mut Connection,
     ) -> Result<Result<(), Closed>, QueueError> {
-        let waits = self.reader.wait_for(connection, None, Some(self.replay), PATIENCE);
+        let waits = self.reader.wait_for(connection, None, Some(self.replay), (1, PATIENCE));
         tokio::select! {
             () = self.arrived.closed() => Ok(Err(Closed)),
             waited = waits => waited.map(|_| Ok(())),
@@ -208,7 +219,6 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
         connection: &mut Connection,
         look_again_at: Instant,
     ) -> Result<Result<(), Closed>, QueueError> {
-        let replay = (self.streams == Streams::Both).then_some(self.replay);
         while Instant::now() < look_again_at {
             if self.catches_up_at.is_some_and(|at| self.main >= at) {
                 self.catches_up_at = None;
@@ -216,17 +226,7 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                     return Ok(Err(Closed));
                 }
             }
-            let entries = match self.large_at_once {
-                Some(count) => self.reader.main_next(connection, self.main, count).await?,
-                None => self.reader.main_after(connection, self.main, READ_BYTES).await?,
-            };
-            if entries.is_empty() {
-                let main = Some(self.main);
-                let found = self.reader.wait_for(connection, main, replay, PATIENCE).await?;
-                if found.is_replay {
-                    return Ok(Ok(()));
-                }
-            }
+            let StreamNews { main: entries, is_replay } = self.main_entries(connection).await?;
             if let Some(newest) = entries.last() {
                 self.large_at_once = large_at_once(entries.iter().map(|entry| entry.pack.len()));
                 self.last_read = Some(LastRead::of(newest));
@@ -240,8 +240,37 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
             if self.arrived.is_closed() {
                 return Ok(Err(Closed));
             }
+            if is_replay {
+                break;
+            }
         }
         Ok(Ok(()))
+    }
+
+    /// Reads the next main entries. If the last read left none, waits for new ones, or for the next replay if both
+    /// are read.
+    async fn main_entries(
+        &mut self,
+        connection: &mut Connection,
+    ) -> Result<StreamNews, QueueError> {
+        if self.is_more_there {
+            let main = match self.large_at_once {
+                Some(count) => self.reader.main_next(connection, self.main, count).await?,
+                None => self.reader.main_after(connection, self.main, READ_BYTES).await?,
+            };
+            self.is_more_there = !main.is_empty();
+            return Ok(StreamNews { main, is_replay: false });
+        }
+        if let Some(at) = self.waited_at {
+            tokio::time::sleep_until(at + GATHER).await;
+        }
+        self.waited_at = Some(Instant::now());
+        let replay = (self.streams == Streams::Both).then_some(self.replay);
+        let count = self.large_at_once.unwrap_or(NEW_AT_ONCE);
+        let waiting = (count, PATIENCE);
+        let news = self.reader.wait_for(connection, Some(self.main), replay, waiting).await?;
+        self.is_more_there = news.main.len() >= count;
+        Ok(news)
     }
 
     async fn holds_what_was_read(

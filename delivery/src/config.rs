@@ -84,9 +84,11 @@ pub struct SettlementBounds {
     pub webhooks: usize,
     /// Approximate number of lanes that one settlement changes, for the same reason.
     pub lanes: usize,
-    /// Time from one settlement to the next while waiting delays nothing but the record. A
+    /// Time from one settlement to the next while other turns can go on, but webhooks wait for it. A
     /// settlement costs Redis about as much for a hundred webhooks as for one.
     pub every: Duration,
+    /// The same while waiting delays nothing but the record: no webhook waits for it.
+    pub every_calm: Duration,
 }
 
 /// Part of what one webhook held back, and that goes on with one settlement or event. The rest follows with
@@ -112,6 +114,7 @@ impl Default for Tuning {
                 webhooks: 2048,
                 lanes: 128,
                 every: Duration::from_millis(2),
+                every_calm: Duration::from_millis(6),
             },
             at_once: AtOnce { passed_packs: 1024, passed_webhooks: 16 << 10, released: 4096 },
             unsettled: 256,

@@ -132,7 +132,7 @@ impl<C: Content> Core<C> {
             self.limiter.wakes_at(now),
             self.reading.wakes_at().filter(|_| !self.session.is_stopping),
             self.queue.expiry.wakes_at(),
-            self.ledger.gathers_until(now),
+            self.ledger.gathers_until(now, self.queue.barriers > 0),
         ];
         let next = timers.into_iter().flatten().min().unwrap_or(now + TICK);
         next.clamp(now, now + TICK)

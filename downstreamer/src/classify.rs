@@ -9,7 +9,7 @@ use std::sync::Arc;
 use spillway_consumer::{Route, Routes};
 use spillway_delivery::{Class, Classified, StateRole};
 use spillway_webhook::fingerprint::fingerprint;
-use spillway_webhook::pack::Record;
+use spillway_webhook::pack::View;
 use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::resource::{Resource, is_whole_state};
 use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match, resource_kind};
@@ -44,22 +44,23 @@ impl Classifier {
     /// Classifies a webhook. `is_news` is set when it is read for the first time, and counted.
     pub(crate) fn classify(
         &self,
-        record: &Record,
+        webhook: &View<'_>,
         position: Position,
         is_news: bool,
     ) -> Classified {
         let settings = &self.settings;
-        let shop = record.shop().unwrap_or_default();
-        let topic = &*record.topic().unwrap_or_default();
-        let route = self.routes.route(&record.target, record);
+        let family = webhook.family();
+        let shop = webhook.of_family(family, "shop-domain").unwrap_or_default();
+        let topic = &*webhook.topic_of_family(family).unwrap_or_default();
+        let route = self.routes.route(webhook.target, webhook);
         if is_news && route == Route::Nowhere {
             self.metrics.routes.unmatched.inc();
         }
         let is_priority =
             settings.priority_topics.iter().any(|pattern| is_topic_match(pattern, topic));
         let is_copy_keyed = settings.order_by == OrderBy::None && settings.dedup.is_on();
-        let own =
-            (is_copy_keyed || settings.keeps_fingerprints()).then(|| fingerprint(record)).flatten();
+        let needs_fingerprint = is_copy_keyed || settings.keeps_fingerprints();
+        let own = needs_fingerprint.then(|| fingerprint(webhook, webhook.target)).flatten();
         let mut classified = Classified {
             resource: 0,
             lane: 0,
@@ -69,7 +70,7 @@ impl Classifier {
             coalesces: 0,
             role: StateRole::None,
             fingerprint: own.filter(|_| settings.keeps_fingerprints()),
-            expires_at_ms: Stub::of(record, &record.body).and_then(|stub| stub.expires_at_ms),
+            expires_at_ms: Stub::of(webhook, webhook.body).and_then(|stub| stub.expires_at_ms),
             is_excluded: route != Route::Here,
         };
         match settings.order_by {
@@ -89,7 +90,7 @@ impl Classifier {
                 classified.resource = stable_hash::of(&[b"topic", shop, topic]);
                 classified.lane = self.lane(shop, topic);
             }
-            OrderBy::Resource => self.by_resource(record, (shop, topic), is_news, &mut classified),
+            OrderBy::Resource => self.by_resource(webhook, (shop, topic), is_news, &mut classified),
         }
         classified
     }
@@ -97,15 +98,15 @@ impl Classifier {
     /// Adds what follows from the resource of a webhook, which is its unit of order.
     fn by_resource(
         &self,
-        record: &Record,
+        webhook: &View<'_>,
         (shop, topic): (&[u8], &[u8]),
         is_news: bool,
         classified: &mut Classified,
     ) {
         let suppression = &self.settings.suppression;
-        let resource = Resource::of(record, &record.body);
+        let resource = Resource::of(webhook, webhook.body);
         if !resource.is_fallback {
-            classified.coalesces = self.coalesces(record, topic);
+            classified.coalesces = self.coalesces(webhook, topic);
             classified.role = suppression.role(topic);
         } else if is_news {
             self.metrics.fell_back(&String::from_utf8_lossy(topic));
@@ -127,11 +128,11 @@ impl Classifier {
 
     /// Number of the webhooks that may stand for each other: those of one topic, one path, one app
     /// and one subscription. 0 if the webhook can't be coalesced.
-    fn coalesces(&self, record: &Record, topic: &[u8]) -> u32 {
+    fn coalesces(&self, webhook: &View<'_>, topic: &[u8]) -> u32 {
         if !self.settings.coalesce_topics.iter().any(|one| one.as_bytes() == topic) {
             return 0;
         }
-        subscription(record, &record.target, &record.body).map_or(0, NonZeroU32::get)
+        subscription(webhook, webhook.target, webhook.body).map_or(0, NonZeroU32::get)
     }
 }
 

@@ -55,7 +55,8 @@ impl Content for PackBytes {
     }
 
     fn fingerprint(&self, index: u32) -> Option<Fingerprint> {
-        fingerprint(&self.0.record(index))
+        let view = self.0.view(index);
+        fingerprint(&view, view.target)
     }
 
     fn update(&self, index: u32) -> Option<UpdateState> {

@@ -74,7 +74,7 @@ impl Decoder {
         match Pack::decode(&replay.pack) {
             Ok(pack) if pack.count() == 1 => {
                 let position = Position::new(replay.webhook.entry, replay.webhook.index);
-                let classified = self.classifier.classify(&pack.record(0), position, false);
+                let classified = self.classifier.classify(&pack.view(0), position, false);
                 let content = PackBytes(Arc::new(pack));
                 Event::Replay(ReplayRead { id: replay.id, position, classified, content })
             }
@@ -107,7 +107,7 @@ pub(crate) fn decode_pack(
 ) -> Result<PackRead<PackBytes>, Corrupt> {
     let pack = Pack::decode(bytes)?;
     let classified = (0..pack.count())
-        .map(|index| classifier.classify(&pack.record(index), Position::new(entry, index), is_news))
+        .map(|index| classifier.classify(&pack.view(index), Position::new(entry, index), is_news))
         .collect();
     Ok(PackRead { entry, classified, content: PackBytes(Arc::new(pack)) })
 }

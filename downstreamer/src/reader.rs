@@ -15,7 +15,7 @@ use spillway_process::error::chain;
 use spillway_queue::lane::{ChunkId, StoredChunk};
 use spillway_queue::read::StreamReader;
 use spillway_queue::{Connection, QueueError, Redis};
-use spillway_webhook::pack::{Pack, Record};
+use spillway_webhook::pack::{Pack, View};
 use spillway_webhook::{Chunk, Position, StoredRetry, StreamId};
 use tokio::time::Instant;
 
@@ -229,7 +229,7 @@ impl PackReader {
             decoded.iter().flatten().flat_map(|(chunk, _)| &chunk.positions).copied().collect();
         let retries = self.reader.retries(connection, &positions).await?;
         let classify =
-            |record: &Record, position| self.classifier.classify(record, position, false);
+            |webhook: &View<'_>, position| self.classifier.classify(webhook, position, false);
         Ok(chunks_read(ranges, decoded, retries, classify))
     }
 
@@ -275,7 +275,7 @@ fn chunks_read(
     ranges: &[ChunkRange],
     decoded: Vec<Decoded>,
     retries: Vec<StoredRetryState>,
-    classify: impl Fn(&Record, Position) -> Classified,
+    classify: impl Fn(&View<'_>, Position) -> Classified,
 ) -> Vec<Event<PackBytes>> {
     let mut retries = retries.into_iter();
     let ids = ranges.iter().flat_map(ChunkRange::ids);
@@ -298,14 +298,14 @@ fn chunk_read(
     Chunk { positions, pack }: Chunk,
     bits: Vec<u8>,
     retries: Vec<StoredRetryState>,
-    classify: impl Fn(&Record, Position) -> Classified,
+    classify: impl Fn(&View<'_>, Position) -> Classified,
 ) -> ChunkRead<PackBytes> {
     let states = positions.iter().zip(retries);
     let retries =
         states.filter_map(|(position, state)| state.map(|state| (*position, state))).collect();
     let records = (0..)
         .zip(&positions)
-        .map(|(index, position)| (*position, classify(&pack.record(index), *position)))
+        .map(|(index, position)| (*position, classify(&pack.view(index), *position)))
         .collect();
     ChunkRead { number, records, bits, retries, content: PackBytes(Arc::new(pack)) }
 }
@@ -363,9 +363,9 @@ mod tests {
         Ok((Chunk { positions: times.iter().map(|ms| at(*ms)).collect(), pack }, bits))
     }
 
-    /// Classifies a record with its time as the resource.
-    fn by_time(record: &Record, position: Position) -> Classified {
-        assert_eq!(record.received_at_ms, position.ms);
+    /// Classifies a webhook with its time as the resource.
+    fn by_time(webhook: &View<'_>, position: Position) -> Classified {
+        assert_eq!(webhook.received_at_ms, position.ms);
         Classified {
             resource: position.ms,
             lane: 0,

@@ -44,6 +44,8 @@ use crate::translate::Translator;
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// Most deliveries, or reads, that are taken in at once.
 const BATCH_MAX: usize = 64;
+/// Most packs that are taken in at once: those that intake has at hand.
+const PACKS_MAX: usize = 4;
 /// Chunks in one read. A large one is a megabyte, and none is indexed before all are decoded.
 const CHUNKS_TOGETHER: u32 = 16;
 
@@ -188,20 +190,20 @@ impl Worker {
 
     /// Waits for the next events.
     async fn next(&mut self, shutdown: &CancellationToken) -> Result<Vec<Event<PackBytes>>, End> {
+        let mut events = self.first(shutdown).await?;
+        self.take_ready(&mut events)?;
+        Ok(events)
+    }
+
+    /// Waits for the next event. Empty if the core needs no step for it.
+    async fn first(&mut self, shutdown: &CancellationToken) -> Result<Vec<Event<PackBytes>>, End> {
         let wakes_at = self.started + self.core.wakes_at();
         let channels = &mut self.channels;
         tokio::select! {
             biased;
             () = self.leader.lost.cancelled() => Err(End::Lost),
             settled = channels.settled.recv() => match settled {
-                Some(Ok(())) => {
-                    self.leader.add_dead_bytes(std::mem::take(&mut self.dead_bytes));
-                    Ok(vec![Event::Settled])
-                }
-                Some(Err(error)) => {
-                    tracing::warn!(error = chain(&error), "settling failed; leadership ends");
-                    Err(end_of(&error))
-                }
+                Some(settled) => Ok(vec![self.settled(settled)?]),
                 None => Err(gone("settling")),
             },
             controls = channels.controls.recv() => match controls {
@@ -214,32 +216,52 @@ impl Worker {
                 Ok(vec![Event::Stop])
             }
             Some(delivery) = channels.deliveries.join_next() => {
-                let mut ended: Vec<_> = self.ended(delivery)?.into_iter().collect();
-                while ended.len() < BATCH_MAX
-                    && let Some(delivery) = self.channels.deliveries.try_join_next()
-                {
-                    ended.extend(self.ended(delivery)?);
-                }
-                Ok(ended)
+                Ok(self.ended(delivery)?.into_iter().collect())
             }
-            Some(read) = channels.reads.join_next() => {
-                let mut events = self.on_read(read)?;
-                while events.len() < BATCH_MAX
-                    && let Some(more) = self.channels.reads.try_join_next()
-                {
-                    events.extend(self.on_read(more)?);
-                }
-                Ok(events)
+            Some(read) = channels.reads.join_next() => self.on_read(read),
+            replay = channels.arrivals.replays.recv(), if self.core.takes_replays() => {
+                replay.map(|event| vec![event]).ok_or_else(|| gone("reading replays"))
             }
-            replay = channels.arrivals.replays.recv(), if self.core.takes_replays() => match replay {
-                Some(event) => Ok(vec![event]),
-                None => Err(gone("reading replays")),
-            },
-            pack = channels.arrivals.packs.recv(), if self.core.takes_packs() => match pack {
-                Some(event) => Ok(vec![event]),
-                None => Err(gone("intake")),
-            },
+            pack = channels.arrivals.packs.recv(), if self.core.takes_packs() => {
+                pack.map(|event| vec![event]).ok_or_else(|| gone("intake"))
+            }
             () = tokio::time::sleep_until(wakes_at) => Ok(vec![Event::Tick]),
+        }
+    }
+
+    /// Adds what is ready, so that nothing starves, and one step of the core serves all.
+    fn take_ready(&mut self, events: &mut Vec<Event<PackBytes>>) -> Result<(), End> {
+        if let Ok(settled) = self.channels.settled.try_recv() {
+            events.push(self.settled(settled)?);
+        }
+        for _ in 0..BATCH_MAX {
+            let Some(delivery) = self.channels.deliveries.try_join_next() else { break };
+            events.extend(self.ended(delivery)?);
+        }
+        for _ in 0..BATCH_MAX {
+            let Some(read) = self.channels.reads.try_join_next() else { break };
+            events.extend(self.on_read(read)?);
+        }
+        for _ in 0..PACKS_MAX {
+            if !self.core.takes_packs() {
+                break;
+            }
+            let Ok(pack) = self.channels.arrivals.packs.try_recv() else { break };
+            events.push(pack);
+        }
+        Ok(())
+    }
+
+    fn settled(&mut self, settled: Settled) -> Result<Event<PackBytes>, End> {
+        match settled {
+            Ok(()) => {
+                self.leader.add_dead_bytes(std::mem::take(&mut self.dead_bytes));
+                Ok(Event::Settled)
+            }
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "settling failed; leadership ends");
+                Err(end_of(&error))
+            }
         }
     }
 

@@ -6,7 +6,7 @@ mod progress;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::{Script, Value, cmd};
+use redis::{Script, cmd};
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::{StreamId, WebhookId};
 
@@ -48,11 +48,11 @@ pub struct Replay {
     pub pack: Bytes,
 }
 
-/// Streams in which [`StreamReader::wait_for`] found something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Result of [`StreamReader::wait_for`].
+#[derive(Debug, Default)]
 pub struct StreamNews {
-    /// True if there is a main entry.
-    pub is_in_main: bool,
+    /// The next main entries.
+    pub main: Vec<Entry>,
     /// True if there is a replay.
     pub is_replay: bool,
 }
@@ -146,7 +146,8 @@ impl StreamReader {
     }
 
     /// Waits up to `patience` for a main entry after `main`, or a replay after `replay`. One that is
-    /// `None` is not waited for. Blocks its connection, which must serve nothing else meanwhile.
+    /// `None` is not waited for. Returns up to `count` main entries of any size. Blocks its
+    /// connection, which must serve nothing else meanwhile.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -155,7 +156,7 @@ impl StreamReader {
         connection: &mut Connection,
         main: Option<StreamId>,
         replay: Option<StreamId>,
-        patience: Duration,
+        (count, patience): (usize, Duration),
     ) -> Result<StreamNews, QueueError> {
         let keys = &self.redis.keys;
         let replays = keys.of(&self.consumer).replays();
@@ -163,7 +164,7 @@ impl StreamReader {
         let streams: Vec<(String, StreamId)> =
             streams.into_iter().filter_map(|(key, after)| Some((key, after?))).collect();
         let mut command = cmd("XREAD");
-        command.arg("COUNT").arg(1);
+        command.arg("COUNT").arg(count);
         command.arg("BLOCK").arg(patience.as_millis().max(1) as u64).arg("STREAMS");
         for (key, _) in &streams {
             command.arg(key);
@@ -171,12 +172,17 @@ impl StreamReader {
         for (_, after) in &streams {
             command.arg(after.to_string());
         }
-        let found: Option<Vec<(String, Value)>> = command.query_async(connection).await?;
-        let found = found.unwrap_or_default();
-        Ok(StreamNews {
-            is_in_main: found.iter().any(|(key, _)| *key != replays),
-            is_replay: found.iter().any(|(key, _)| *key == replays),
-        })
+        type OfStream = Vec<(String, Fields)>;
+        let found: Option<Vec<(String, OfStream)>> = command.query_async(connection).await?;
+        let mut news = StreamNews::default();
+        for (key, entries) in found.unwrap_or_default() {
+            if key == replays {
+                news.is_replay = true;
+            } else {
+                news.main = entries.into_iter().map(entry).collect::<Result<_, _>>()?;
+            }
+        }
+        Ok(news)
     }
 
     /// Returns the first main entries of each span (first id, last id, maximum number), in one

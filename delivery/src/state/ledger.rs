@@ -83,8 +83,10 @@ pub(crate) struct Ledger<C: Content> {
 pub(crate) struct Draft<C: Content> {
     pub settlement: PendingSettlement<C>,
     pub settling: Settling,
-    /// Time up to which it may gather more webhooks.
+    /// Time up to which it may gather more webhooks, although others wait for it.
     pub due_at: Duration,
+    /// The same while none waits for it.
+    pub due_in_calm_at: Duration,
     /// True if webhooks wait for it, of resources whose heads it settles.
     pub is_awaited: bool,
     /// Packs with webhooks that it settles.
@@ -141,9 +143,11 @@ impl<C: Content> Ledger<C> {
     }
 
     /// Time up to which the next settlement may gather more webhooks; `None` if that is over, or one
-    /// is under way.
-    pub(crate) fn gathers_until(&self, now: Duration) -> Option<Duration> {
-        Some(self.draft.due_at).filter(|at| *at > now && self.settling.is_none())
+    /// is under way. `is_awaited`: a barrier waits for it.
+    pub(crate) fn gathers_until(&self, now: Duration, is_awaited: bool) -> Option<Duration> {
+        let Draft { due_at, due_in_calm_at, .. } = self.draft;
+        let until = if is_awaited || self.draft.is_awaited { due_at } else { due_in_calm_at };
+        Some(until).filter(|at| *at > now && self.settling.is_none())
     }
 
     /// Number of heads that have ended and are not settled, without those that have expired.
@@ -164,6 +168,7 @@ impl<C: Content> Default for Draft<C> {
             settlement: PendingSettlement::default(),
             settling: Settling::default(),
             due_at: Duration::ZERO,
+            due_in_calm_at: Duration::ZERO,
             is_awaited: false,
             packs: BTreeSet::new(),
             chunks: BTreeSet::new(),

@@ -130,6 +130,9 @@ pub(crate) fn index_webhook<C: Content>(core: &mut Core<C>, lane: LaneKey, arriv
             heads::leave(core, added.resource, before);
         }
         core.queue.place_by_head(added.resource, core.session.now.at);
+    } else if queue.index.state(added.resource) == Some(HeadState::Finished) {
+        // The settlement of the head holds this webhook up.
+        core.ledger.draft.is_awaited = true;
     }
 }
 

@@ -76,6 +76,7 @@ pub(crate) fn core(index_bytes: usize, loaded: Loaded) -> Core<NoContent> {
         tuning: Tuning::default(),
     };
     config.tuning.settlements.every = Duration::ZERO;
+    config.tuning.settlements.every_calm = Duration::ZERO;
     Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0))
 }
 

@@ -64,18 +64,22 @@ pub(crate) fn begin_settlement<C: Content>(core: &mut Core<C>) -> Option<Effect<
     let of_main = core.queue.main.cursor.ms;
     core.ledger.seen.set_oldest(of_lanes.map_or(of_main, |oldest| oldest.min(of_main)));
     core.ledger.settling = Some(settling);
-    core.ledger.draft.due_at = core.session.now.at + core.config.tuning.settlements.every;
+    let (now, bounds) = (core.session.now.at, core.config.tuning.settlements);
+    core.ledger.draft.due_at = now + bounds.every;
+    core.ledger.draft.due_in_calm_at = now + bounds.every_calm;
     core.ledger.draft.is_awaited = !core.ledger.finished.is_empty();
     Some(Effect::Settle(Box::new(settlement)))
 }
 
 /// True if the next settlement waits for more webhooks. It does so for a short time after the last
 /// one began, and only while this holds nothing up: nothing follows what has ended, or other turns
-/// wait for slots or bytes, or more attempts are under way than have ended.
+/// wait for slots or bytes, or more attempts are under way than have ended. While something follows,
+/// the time is shorter.
 fn gathers_more<C: Content>(core: &Core<C>) -> bool {
     let ledger = &core.ledger;
     let now = core.session.now.at;
-    if now >= ledger.draft.due_at || core.session.is_stopping {
+    let is_awaited = ledger.draft.is_awaited || core.queue.barriers > 0;
+    if ledger.gathers_until(now, is_awaited).is_none() || core.session.is_stopping {
         return false;
     }
     let UndeliveredPlaces { dropped, excluded } = &ledger.undelivered;
@@ -87,7 +91,6 @@ fn gathers_more<C: Content>(core: &Core<C>) -> bool {
     let is_busy = core.waiting_turn.is_some()
         || !core.reading.waiting.is_empty()
         || finished < core.attempts.len();
-    let is_awaited = ledger.draft.is_awaited || core.queue.barriers > 0;
     let is_large = finished >= core.config.tuning.unsettled / UNSETTLED_PART;
     !is_pressing && !is_large && (is_busy || !is_awaited)
 }

@@ -151,6 +151,7 @@ fn config(random: &mut Random) -> Config {
                 webhooks: random.pick(&[1, 3, 10, 2048]),
                 lanes: random.pick(&[1, 2, 256]),
                 every: Duration::from_millis(random.pick(&[0, 5, 5, 20])),
+                every_calm: Duration::from_millis(random.pick(&[0, 5, 20, 50])),
             },
             at_once: AtOnce {
                 passed_packs: random.pick(&[1, 3, 1024]),

@@ -78,30 +78,40 @@ async fn an_entry_is_read_again_until_it_is_freed() {
 }
 
 #[tokio::test]
-async fn waiting_ends_with_an_entry_or_with_patience() {
+async fn waiting_ends_with_entries_or_with_patience() {
     let server = Server::start(&[]).await;
     let reader = StreamReader::new(server.redis(), "http");
     let mut connection = server.connect().await;
-    let soon = Duration::from_millis(20);
-    let nothing = StreamNews { is_in_main: false, is_replay: false };
+    let soon = (2, Duration::from_millis(20));
+    let found = |news: Result<StreamNews, QueueError>| {
+        let StreamNews { main, is_replay } = news.unwrap();
+        (main.into_iter().map(|entry| (entry.id, entry.pack)).collect::<Vec<_>>(), is_replay)
+    };
     let start = Some(StreamId::ZERO);
-    assert_eq!(reader.wait_for(&mut connection, start, start, soon).await.unwrap(), nothing);
+    let woken = reader.wait_for(&mut connection, start, start, soon).await;
+    assert_eq!(found(woken), (Vec::new(), false));
     let mut appender = Appender::new(server.redis());
-    let long = Duration::from_secs(8);
+    let long = (2, Duration::from_secs(8));
     let (woken, appended) = tokio::join!(
         reader.wait_for(&mut connection, start, start, long),
         appender.append(b"pack", 1),
     );
-    assert_eq!(woken.unwrap(), StreamNews { is_in_main: true, ..nothing });
-    let last = Some(appended.unwrap());
-    assert_eq!(reader.wait_for(&mut connection, last, start, soon).await.unwrap(), nothing);
+    let first = appended.unwrap();
+    assert_eq!(found(woken), (vec![(first, "pack".into())], false));
+    let woken = reader.wait_for(&mut connection, Some(first), start, soon).await;
+    assert_eq!(found(woken), (Vec::new(), false));
     let add = ["XADD", "{spillway}:http:replays", "*", "p", "x"];
     let (woken, _) = tokio::join!(
-        reader.wait_for(&mut connection, last, start, long),
+        reader.wait_for(&mut connection, Some(first), start, long),
         server.command::<String>(&add),
     );
-    assert_eq!(woken.unwrap(), StreamNews { is_replay: true, ..nothing });
-    assert_eq!(reader.wait_for(&mut connection, last, None, soon).await.unwrap(), nothing);
+    assert_eq!(found(woken), (Vec::new(), true));
+    let woken = reader.wait_for(&mut connection, Some(first), None, soon).await;
+    assert_eq!(found(woken), (Vec::new(), false));
+
+    let ids = server.append(&[b"two", b"three"]).await;
+    let woken = reader.wait_for(&mut connection, start, start, soon).await;
+    assert_eq!(found(woken), (vec![(first, "pack".into()), (ids[0], "two".into())], true));
 }
 
 #[tokio::test]

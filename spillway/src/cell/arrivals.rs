@@ -92,7 +92,7 @@ async fn follow(
     // The main stream is that of all consumers.
     let reader = StreamReader::new(redis, "");
     loop {
-        reader.wait_for(&mut connection, Some(after), None, WAIT).await?;
+        reader.wait_for(&mut connection, Some(after), None, (1, WAIT)).await?;
         loop {
             let page = reader.main_after(&mut connection, after, PAGE_BYTES).await?;
             let Some(last) = page.last() else { break };
