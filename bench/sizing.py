@@ -4,13 +4,18 @@
   bench/sizing.py                        every table, for the rates of bench/sizing.json
   bench/sizing.py --rates 120000         for a peak of your own, in webhooks a second
   bench/sizing.py --set peak_minutes=30 --set machine_memory=64
+  bench/sizing.py --set body_bytes=50000 another size of bodies; memory, AOF and CPU follow from the measured sizes
+  bench/sizing.py --cells 1 --rates 5000 --set peak_minutes=60 --set backend_share=0.04 --set base_share=0.01
+                                         one cell: 5,000/s for an hour, 200/s to the backend, 50/s outside the peak
+  bench/sizing.py --slow                 the costs of a slow hour on an AMD EPYC
   bench/sizing.py --shares 60000         who gets the processor at that offered load on two cores, if each unit has
                                          its CPUWeight= (--cores 4; --weight receiver=400)
   bench/sizing.py --write                writes the tables into docs/sizing.md
   bench/sizing.py --check                exits with 1 if the page, a source or the arithmetic is wrong
 
 bench/sizing.json has every input with its unit: `measured` names the page of bench/results and the words that
-hold the figure, `assumed` is yours to set. A new measurement: change value, source and quote, and run --write.
+hold the figure, `assumed` is yours to set. `slow` has the costs for --slow, `sizes` and `delivery_sizes` those of
+other bodies. A new measurement: change value, source and quote, and run --write.
 """
 
 import argparse
@@ -26,6 +31,8 @@ INPUTS, PAGE = ROOT / "bench/sizing.json", ROOT / "docs/sizing.md"
 GIB, MIB = 1 << 30, 1 << 20
 MICROSECONDS = 1e6
 HOURS_A_MONTH = 730
+# A pack is closed at so many bytes, before compression.
+PACK_BYTES = MIB
 # With one cell, each change of it stops all intake.
 CELLS_MIN = 2
 CELLS_MAX = 10_000
@@ -33,6 +40,8 @@ CELLS_MAX = 10_000
 ONE_THREAD_CORES = 4
 # A backlog that is not empty by then is not computed further.
 SIMULATED_SECONDS_MAX = 7 * 86_400
+# Inputs that may be 0: nothing arrives outside the peak, or a price does not count.
+MAY_BE_0 = {"base_share", "price_core", "price_memory", "price_disk"}
 BEGIN, END = "<!-- sizing.py: {} -->\n", "<!-- sizing.py: end -->"
 
 
@@ -40,20 +49,31 @@ class Wrong(Exception):
     """An input with which nothing can be computed. The text says what to change."""
 
 
-def read_inputs(path, changes=()):
-    """Returns the file, and its values by name with those of `changes` (NAME=VALUE)."""
+def read_inputs(path, changes=(), is_slow=False):
+    """Returns the file, its values by name with those of `changes` (NAME=VALUE), and what follows from the body's size."""
     file = json.loads(path.read_text(encoding="utf-8"))
     both = {**file["measured"], **file["assumed"]}
     values = {name: one["value"] for name, one in both.items()}
+    if is_slow:
+        values.update({name: slow_value(file, name) for name in file["slow"]})
+    chosen = {}
     for change in changes:
         name, _, value = change.partition("=")
         if name not in values:
             raise Wrong(f"--set {change}: no input of that name in bench/sizing.json")
-        values[name] = number(change, value)
+        chosen[name] = number(change, value)
+    values.update(chosen)
     for name, value in values.items():
-        if value <= 0:
-            raise Wrong(f"{name} is {value}: every input must be above 0")
-    return file, SimpleNamespace(**values)
+        if value < 0 or value == 0 and name not in MAY_BE_0:
+            raise Wrong(f"{name} is {value:g}: set it above 0")
+    followed = by_body(file, values, chosen)
+    return file, SimpleNamespace(**{**values, **followed}), followed
+
+
+def slow_value(file, name):
+    """Returns a cost of the slow hour: as measured, or a multiple of the usual one."""
+    one = file["slow"][name]
+    return one["value"] if "value" in one else file["measured"][name]["value"] * one["times"]
 
 
 def number(what, text):
@@ -63,16 +83,69 @@ def number(what, text):
         raise Wrong(f"{what}: write NAME=NUMBER") from None
 
 
+# --- The size of the body -------------------------------------------------------------------------
+
+# Costs that grow with the body, each with the column of measured sizes that it grows like.
+GROW = {"memory_bytes": "memory_bytes", "aof_bytes": "aof_bytes", "receiver_us": "cpu_us", "redis_ingest_us": "cpu_us",
+        "redis_ingest_small_us": "cpu_us", "downstreamer_us": "downstreamer_us",
+        "downstreamer_threads_us": "downstreamer_us", "redis_delivery_us": "redis_delivery_us",
+        "record_bytes": "wire_bytes", "kafka_producer_us": "kafka", "redis_kafka_us": "kafka", "broker_us": "kafka"}
+# Rates that fall as the costs grow.
+FALL = {"cell_max": "second_us", "downstreamer_max": "downstreamer_us", "kafka_producer_max": "kafka"}
+
+
+def by_body(file, values, chosen):
+    """Returns the inputs that follow from `--set body_bytes`: all that depend on it, except those that are set too."""
+    measured, body = file["measured"]["body_bytes"]["value"], values["body_bytes"]
+    names = [name for name in (*GROW, *FALL) if name not in chosen]
+    if body == measured or not names:
+        return {}
+    least, most = (pick(one["body_bytes"] for one in file["sizes"]["rows"]) for pick in (min, max))
+    if not least <= body <= most:
+        raise Wrong(f"body_bytes is {body:,.0f}, and costs were measured from {least:,} to {most:,} bytes: choose a size "
+                    f"between these, or set all that depends on it too: {', '.join(names)}")
+    times = growth(file, values, measured, body)
+    return {name: values[name] * times[GROW[name]] if name in GROW else values[name] / times[FALL[name]]
+            for name in names}
+
+
+def growth(file, values, measured, body):
+    """Returns by how much each column of the measured sizes is larger for this body than for the measured one."""
+    wire = (body + values["header_bytes"]) / (measured + values["header_bytes"])
+    # Nobody measured Kafka with other bodies: as if all of the cost grew with the record, and none fell.
+    times = {"wire_bytes": wire, "kafka": max(1, wire)}
+    for rows in (file["sizes"]["rows"], file["delivery_sizes"]["rows"]):
+        names = [name for name in rows[0] if name not in ("body_bytes", "quote")]
+        columns = {name: [(one["body_bytes"], one[name]) for one in rows] for name in names}
+        if "per_second" in columns:
+            columns["second_us"] = [(size, MICROSECONDS / rate) for size, rate in columns.pop("per_second")]
+        times.update({name: between(points, body) / between(points, measured) for name, points in columns.items()})
+    return times
+
+
+def between(points, at):
+    """Returns the value on the straight lines through the points; outside of them, that of the nearest one."""
+    points = sorted(points)
+    at = min(max(at, points[0][0]), points[-1][0])
+    for (left, low), (right, high) in zip(points, points[1:]):
+        if at <= right:
+            return low + (high - low) * (at - left) / (right - left)
+    raise AssertionError("BUG: `at` is beyond the last point")
+
+
 # --- The backlog over time ------------------------------------------------------------------------
 
 
-def simulate(values, peak, drain):
+def simulate(values, kind, peak):
     """Plays a peak second by second. Returns the backlog at the end of each second from the peak's begin on,
     until it is empty."""
+    share, drain = f"{kind}_share", peak * takes(values, kind)
     base, length = peak * values.base_share, round(values.peak_minutes * 60)
     if drain <= base:
-        raise Wrong(f"a drain of {drain:,.0f}/s is not above the load of {base:,.0f}/s after the peak, so the queue "
-                    "never empties: raise backend_share or kafka_share, or lower base_share")
+        raise Wrong(f"{base:,.0f}/s arrive outside a peak of {peak:,.0f}/s (base_share={values.base_share:g}), and only "
+                    f"{drain:,.0f}/s leave the queue ({share}={takes(values, kind):g}), so it never empties: add --set "
+                    f"base_share=N with your load outside the peak divided by the peak, below {takes(values, kind):g}, "
+                    f"such as --set base_share={takes(values, kind) / 4:.2g}; or raise {share}")
     backlog, course = 0.0, []
     for second in range(SIMULATED_SECONDS_MAX):
         arrived = peak if second < length else base
@@ -87,10 +160,21 @@ def simulate(values, peak, drain):
 
 
 def redis_us(values, small=False):
-    """Time of Redis' only thread for a webhook stored: CPU, and its part of the wait for the disk."""
-    cpu, fsync, size = ((values.redis_ingest_small_us, values.fsync_small_us, 64 << 10) if small
-                        else (values.redis_ingest_us, values.fsync_us, MIB))
-    return cpu + fsync * values.aof_bytes / size
+    """Time of Redis' only thread for a webhook stored: CPU, and its part of the wait for the disk, once for a pack."""
+    cpu = values.redis_ingest_small_us if small else values.redis_ingest_us
+    packed = in_pack(values, small)
+    return cpu + fsync_us(values, packed * values.aof_bytes) / packed
+
+
+def in_pack(values, small=False):
+    """Returns the webhooks of a pack: as many as connections bring, and no more than fit into one."""
+    brought = values.pack_small_webhooks if small else values.pack_webhooks
+    return max(1, min(brought, PACK_BYTES // (values.body_bytes + values.header_bytes)))
+
+
+def fsync_us(values, size):
+    """Returns the time of an append and fdatasync of so many bytes, from those of 64 KiB and 1 MiB."""
+    return between([(64 << 10, values.fsync_small_us), (MIB, values.fsync_us)], size)
 
 
 def takes(values, kind):
@@ -100,9 +184,10 @@ def takes(values, kind):
 
 def downstreamer(values, cores):
     """Returns a downstreamer on so many cores with DELIVERY_THREADS=auto: its CPU for a delivery (µs), and its highest
-    rate. One thread has one core. Several have the cores, and no more than was measured on two."""
+    rate. One thread has one core. Several have the cores. Neither has more than was measured on two."""
     if cores <= ONE_THREAD_CORES:
-        return SimpleNamespace(us=values.downstreamer_us, most=MICROSECONDS / values.downstreamer_us)
+        return SimpleNamespace(us=values.downstreamer_us,
+                               most=min(MICROSECONDS / values.downstreamer_us, values.downstreamer_max))
     by_cores = cores * MICROSECONDS / values.downstreamer_threads_us
     return SimpleNamespace(us=values.downstreamer_threads_us, most=min(by_cores, values.downstreamer_max))
 
@@ -162,12 +247,12 @@ def cell_of(values, kind, peak, backlog, cells, cores):
     return need
 
 
-def plan(values, kind, peak):
-    """Returns the fewest cells of which none needs more than a machine has."""
-    course = simulate(values, peak, peak * takes(values, kind))
-    for cells in range(CELLS_MIN, CELLS_MAX):
+def plan(values, kind, peak, count=None):
+    """Returns so many cells, or the fewest of which none needs more than a machine has."""
+    course = simulate(values, kind, peak)
+    for cells in [count] if count else range(CELLS_MIN, CELLS_MAX):
         need = cell(values, kind, peak, max(course), cells)
-        if max(need.use.values()) <= 1:
+        if count or max(need.use.values()) <= 1:
             break
     else:
         raise Wrong(f"{CELLS_MAX:,} cells are too few for {peak:,.0f}/s: the machine of bench/sizing.json is too small")
@@ -295,6 +380,11 @@ def amount(value):
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
+def digits(value):
+    """Three digits, and all that stand before the point: 3, 45.2, 3,736."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def plain(value):
     """A number of the inputs, as it stands there."""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.12g}"
@@ -312,21 +402,28 @@ def limits_table(values):
     most = values.machine_memory / values.memory_factor
     waiting = (most / values.memory_reserve - values.dead_max) * GIB / values.memory_bytes
     one, more = (downstreamer(values, cores) for cores in (ONE_THREAD_CORES, 2 * ONE_THREAD_CORES))
+    single = "a cell has one, with one thread: " + (
+        f"{digits(one.us)} µs on one core" if one.most < values.downstreamer_max else f"{room:g} of what was measured")
+
+    def redis(small, pack):
+        cpu = values.redis_ingest_small_us if small else values.redis_ingest_us
+        all_us = redis_us(values, small)
+        return (f"{amount(room * MICROSECONDS / all_us)}/s",
+                f"{digits(cpu)} µs of CPU, {amount(all_us - cpu)} µs of waiting for the disk, once for a pack of "
+                f"{in_pack(values, small):.0f} {pack}")
+
     rows = [
-        ("Redis' only thread, full packs", f"{amount(room * MICROSECONDS / redis_us(values))}/s",
-         f"{values.redis_ingest_us:g} µs of CPU, {amount(redis_us(values) - values.redis_ingest_us)} µs of waiting for the disk"),
-        ("the same, small packs", f"{amount(room * MICROSECONDS / redis_us(values, small=True))}/s",
-         "those of 64 connections; they fill up as the load grows"),
+        ("Redis' only thread, 256 connections", *redis(False, "webhooks: a bound, no such pack was measured")),
+        ("the same, 64 connections", *redis(True, "webhooks; packs grow with the load")),
         ("network", f"{amount(room * values.machine_network * 1e9 / wire)}/s",
          f"{values.machine_network:g} Gbit/s, {amount(wire / 8)} bytes each"),
         ("receiver", f"{amount(room * MICROSECONDS / values.receiver_us)}/s for each core",
-         f"{values.receiver_us:g} µs with TLS"),
+         f"{digits(values.receiver_us)} µs, which covers TLS"),
         ("disk", f"{amount(room * values.machine_disk * 1e6 / values.aof_bytes)}/s",
-         f"{values.machine_disk:g} MB/s, {plain(values.aof_bytes)} bytes each"),
-        (f"downstreamer, up to {ONE_THREAD_CORES} cores", f"{amount(room * one.most)}/s delivered",
-         f"a cell has one, with one thread: {one.us:g} µs on one core"),
+         f"{values.machine_disk:g} MB/s, {values.aof_bytes:,.0f} bytes each"),
+        (f"downstreamer, up to {ONE_THREAD_CORES} cores", f"{amount(room * one.most)}/s delivered", single),
         ("downstreamer, more cores", f"{amount(room * more.most)}/s delivered",
-         f"{more.us:g} µs on several threads; {room:g} of what was measured on two cores"),
+         f"{digits(more.us)} µs on several threads; {room:g} of what was measured on two cores"),
         ("kafka_producer", f"{amount(room * values.kafka_producer_max)}/s written",
          f"a cell has one; {room:g} of what was measured"),
         ("memory", f"{amount(waiting / 1e6)} million waiting",
@@ -336,12 +433,21 @@ def limits_table(values):
 
 
 def within_measured(values, plan):
-    """Returns the cells, at least those by calculation, of which the fullest takes in no more than one was measured at."""
+    """Returns the cells, at least those of the plan, of which the fullest takes in no more than `cell_max`."""
+    if plan.cells == 1 and plan.peak <= values.cell_max:
+        return 1
     return max(plan.cells, math.ceil(plan.peak * values.imbalance / values.cell_max))
 
 
-def sizes_table(values, kind, rates):
-    plans = [plan(values, kind, rate) for rate in rates]
+def too_small(plan):
+    """Returns a line for each part of a given number of cells that needs more than the machine has."""
+    return [f"{plan.peak:,.0f}/s is too much for --cells {plan.cells}: {name} is at {use:.0%} of its limit. Plan more "
+            "cells, or a larger machine where that is its memory, cores, network or disk (--set machine_memory=N, …)."
+            for name, use in plan.by_use if use > 1]
+
+
+def sizes_table(values, kind, rates, count=None):
+    plans = [plan(values, kind, rate, count) for rate in rates]
 
     def row(name, text):
         return [name, *(text(one) for one in plans)]
@@ -350,8 +456,7 @@ def sizes_table(values, kind, rates):
     to = "to the backend" if kind == "backend" else "into Kafka"
     rows = [
         row(f"{to}", lambda one: f"{one.peak * takes(values, kind):,.0f}/s"),
-        row("cells, by calculation", lambda one: f"{one.cells}"),
-        row("**cells, none above the highest measured rate**", lambda one: f"**{within_measured(values, one)}**"),
+        row("cells, as asked for" if count else "cells, by calculation", lambda one: f"{one.cells}"),
         row("breaks first (of its limit)", lambda one: f"{one.by_use[0][0]} ({one.by_use[0][1]:.0%})"),
         row("breaks next", lambda one: f"{one.by_use[1][0]} ({one.by_use[1][1]:.0%})"),
         row("intake of the fullest cell", lambda one: f"{amount(one.rate)}/s"),
@@ -376,11 +481,14 @@ def sizes_table(values, kind, rates):
             row("price of the brokers, a month", lambda one: amount(one.brokers.cost)),
         ]
     rows.append(row("price of the cells, a month", lambda one: amount(one.cost)))
-    return table([f"peak of {values.peak_minutes:g} minutes", *(f"{rate:,.0f}/s" for rate in rates)], rows)
+    rows.append(row(f"instead: cells, if none may take in more than {values.cell_max:,.0f}/s (`cell_max`)",
+                    lambda one: f"{within_measured(values, one)}"))
+    made = table([f"peak of {values.peak_minutes:g} minutes", *(f"{rate:,.0f}/s" for rate in rates)], rows)
+    return "".join([made, *(f"\n{line}\n" for one in plans for line in too_small(one))])
 
 
-def backlog_table(values, rates):
-    plans = [plan(values, kind, rate) for kind in ("backend", "kafka") for rate in rates]
+def backlog_table(values, rates, count=None):
+    plans = [plan(values, kind, rate, count) for kind in ("backend", "kafka") for rate in rates]
     length = round(values.peak_minutes * 60)
     moments = [length // 2, length, *(length + 60 * minutes for minutes in (20, 50, 110, 170))]
 
@@ -409,14 +517,26 @@ def assumed_table(file):
     return table(["assumed", "", ""], rows)
 
 
-def blocks(file, values, rates):
+def slow_table(file):
+    rows = []
+    for name, one in file["slow"].items():
+        usual = file["measured"][name]
+        page = one.get("source", "")
+        link = f"[{page.removeprefix('bench/results/')}](../{page})" if page else f"× {one['times']:g}, not measured"
+        both = (f"{plain(value)} {usual['unit']}" for value in (usual["value"], slow_value(file, name)))
+        rows.append([f"`{name}`", *both, link])
+    return table(["slow hour", "usual", "`--slow`", "page"], rows)
+
+
+def blocks(file, values, rates, count=None):
     """Returns the tables by the name of their place on the page."""
     return {
         "limits": limits_table(values),
-        "backend": sizes_table(values, "backend", rates),
-        "kafka": sizes_table(values, "kafka", rates),
-        "backlog": backlog_table(values, rates),
+        "backend": sizes_table(values, "backend", rates, count),
+        "kafka": sizes_table(values, "kafka", rates, count),
+        "backlog": backlog_table(values, rates, count),
         "measured": measured_table(file),
+        "slow": slow_table(file),
         "assumed": assumed_table(file),
     }
 
@@ -438,21 +558,37 @@ def filled(text, made):
 
 def problems(file, values, rates):
     """Returns what is wrong with the sources, the arithmetic and the page."""
-    found = []
-    for name, one in file["measured"].items():
-        page = ROOT / one["source"]
-        if not page.is_file():
-            found.append(f"{name}: there is no {one['source']}")
-        elif one["quote"] not in page.read_text(encoding="utf-8"):
-            found.append(f"{name}: {one['source']} does not contain {one['quote']!r}")
-        digits = re.findall(r"\d[\d,]*\.?\d*", one["quote"])
-        if one["value"] not in [float(text.replace(",", "")) for text in digits]:
-            found.append(f"{name}: {one['value']} is not in its quote {one['quote']!r}")
+    found = [problem for one in sources(file) for problem in source_problems(*one)]
     found += arithmetic(values, rates)
+    found += body_arithmetic(file)
     text = PAGE.read_text(encoding="utf-8")
     if filled(text, blocks(file, values, rates)) != text:
         found.append("docs/sizing.md is old; write it with: bench/sizing.py --write")
     return found
+
+
+def sources(file):
+    """Yields name, page, quote and figures of all that was measured."""
+    slow = {f"slow {name}": one for name, one in file["slow"].items() if "value" in one}
+    for name, one in {**file["measured"], **slow}.items():
+        yield name, one["source"], one["quote"], [one["value"]]
+    for name in ("sizes", "delivery_sizes"):
+        for row in file[name]["rows"]:
+            figures = [value for key, value in row.items() if key not in ("body_bytes", "quote")]
+            yield f"{name} of {row['body_bytes']} bytes", file[name]["source"], row["quote"], figures
+
+
+def source_problems(name, source, quote, figures):
+    """Yields what is wrong with a quote: its page, or the figures in it."""
+    page = ROOT / source
+    if not page.is_file():
+        yield f"{name}: there is no {source}"
+    elif quote not in page.read_text(encoding="utf-8"):
+        yield f"{name}: {source} does not contain {quote!r}"
+    quoted = [float(text.replace(",", "")) for text in re.findall(r"\d[\d,]*\.?\d*", quote)]
+    for figure in figures:
+        if figure not in quoted:
+            yield f"{name}: {figure} is not in its quote {quote!r}"
 
 
 def arithmetic(values, rates):
@@ -478,11 +614,27 @@ def arithmetic(values, rates):
             expect(one.maxmemory >= held * values.memory_reserve, f"{kind} {peak}: {one.maxmemory} GiB hold too little")
             is_one = one.kind == "backend" and one.machine_cores <= ONE_THREAD_CORES
             expect(not is_one or one.consumer_cores <= 1, f"{kind} {peak}: one thread has {one.consumer_cores} cores")
+        alone = plan(values, kind, rates[0], 1)
+        is_whole = alone.cells == 1 and alone.rate == rates[0]
+        expect(is_whole, f"{kind}: a single cell takes in {alone.rate:,.0f}/s of {rates[0]:,}")
     found += shares_arithmetic(values)
     equal = fill({"a": 5.0, "b": 0.5, "c": 5.0}, {"a": 300, "b": 100, "c": 100}, 2.0)
     expect(equal == {"a": 1.2, "b": 0.4, "c": 0.4}, f"shares of 2 cores: {equal}")
     idle = fill({"a": 0.5, "b": 1.0}, {"a": 1000, "b": 1}, 2.0)
     expect(idle == {"a": 0.5, "b": 1.0}, f"with free cores each gets what it asks for, not {idle}")
+    return found
+
+
+def body_arithmetic(file):
+    """Returns what is wrong with the inputs that follow from the size of the body."""
+    found = []
+    base = next(one for one in file["sizes"]["rows"] if one["body_bytes"] == file["measured"]["body_bytes"]["value"])
+    for size in file["sizes"]["rows"]:
+        _, values, _ = read_inputs(INPUTS, [f"body_bytes={size['body_bytes']}"])
+        for name, column in (("memory_bytes", "memory_bytes"), ("aof_bytes", "aof_bytes"), ("receiver_us", "cpu_us")):
+            expected = file["measured"][name]["value"] * size[column] / base[column]
+            if not math.isclose(getattr(values, name), expected):
+                found.append(f"{name} at {size['body_bytes']:,} bytes is {getattr(values, name)}, not {expected}")
     return found
 
 
@@ -500,6 +652,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figures", type=Path, default=INPUTS, help="a file in place of bench/sizing.json")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another value of an input")
+    parser.add_argument("--slow", action="store_true", help="the costs of a slow hour on an AMD EPYC")
+    parser.add_argument("--cells", type=int, metavar="N", help="plan so many cells; 1 is a single cell, without imbalance")
     parser.add_argument("--rates", metavar="N,N", help="peaks, in webhooks a second")
     parser.add_argument("--shares", type=float, metavar="N", help="who gets the processor, up to N offered a second")
     parser.add_argument("--cores", type=float, default=2, help="cores for --shares")
@@ -510,10 +664,17 @@ def arguments():
 
 
 def run(args):
-    file, values = read_inputs(args.figures, args.set)
-    rates = [number("--rates", one) for one in args.rates.split(",")] if args.rates else file["rates"]
-    if (args.write or args.check) and (args.set or args.rates or args.figures != INPUTS):
+    if (args.write or args.check) and (args.set or args.rates or args.slow or args.cells or args.figures != INPUTS):
         raise Wrong("--write and --check are for bench/sizing.json as it is: change the file")
+    if args.cells is not None and not 1 <= args.cells <= CELLS_MAX:
+        raise Wrong(f"--cells {args.cells}: plan from 1 to {CELLS_MAX:,} cells")
+    file, values, followed = read_inputs(args.figures, args.set, args.slow)
+    rates = [number("--rates", one) for one in args.rates.split(",")] if args.rates else file["rates"]
+    if min(rates) <= 0:
+        raise Wrong("--rates: each peak must be above 0")
+    if followed:
+        print(f"With a body of {values.body_bytes:,.0f} bytes, by the measured sizes: "
+              + ", ".join(f"{name}={amount(value)}" for name, value in followed.items()) + "\n")
     if args.shares:
         weight = weights()
         for change in args.weight:
@@ -530,7 +691,10 @@ def run(args):
         PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(file, values, rates)), encoding="utf-8")
         print("written to docs/sizing.md")
     else:
-        print("\n".join(blocks(file, values, rates).values()), end="")
+        made = blocks(file, values, rates, args.cells)
+        # The tables of inputs have those of the file.
+        changed = ("measured", "slow", "assumed") if args.set or args.slow else ()
+        print("\n".join(lines for name, lines in made.items() if name not in changed), end="")
     return 0
 
 

@@ -102,9 +102,16 @@ def versions(raw):
               f"{facts['kernel']}, one fdatasync of 64 KiB {disk:.2f} ms; {facts['redis'].partition(' sha=')[0]}; "
               f"{facts['wrk']}; commit {facts['commit']}."]
     if raw["left_out"]:
-        reasons = [f"{PEERS[name].title} ({reason})" for name, reason in raw["left_out"].items()]
+        reasons = [f"{PEERS[name].title} ({why_left_out(PEERS[name].path, reason)})" for name, reason in raw["left_out"].items()]
         lines += ["", "Left out of this run: " + "; ".join(reasons) + "."]
     return lines
+
+
+def why_left_out(path, reason):
+    """Returns the reason for readers of the page, who do not know the variable that gives a system's path."""
+    if reason == f"`{path}` names no program":
+        return f"not installed on the machine of this run; `{path}` gives its path"
+    return reason
 
 
 def plots(raw):

@@ -14,6 +14,10 @@ Sizes are powers of 1024: `64KiB`, `16MiB`, `10GiB`, `1TiB`. `16m`, `16MB` and t
 read them differently. nginx reads `16m` as 16 MiB. redis.conf reads `16m` as 16,000,000 bytes, and `16mb` as 16 MiB.
 So `client_max_body_size 16m` of nginx is `16MiB` here, and `maxmemory 1gb` of Redis is `1GiB`.
 
+`REDIS_MAXMEMORY` is in no table, because none of these programs reads it. The package's `spillway-redis.service` and
+compose.yaml start Redis with it as `maxmemory` (default `1gb`). So its units are those of redis.conf: `21gb` is 21 GiB,
+`21g` is 21,000,000,000 bytes, and `21GiB` is refused ([install.md](install.md#memory-of-redis)).
+
 This page is made from `--help`: `UPDATE=1 cargo run -p xtask -- pages` writes it.
 ";
 

@@ -1,5 +1,5 @@
 //! A write to the AOF that a kill or a power cut has torn. Nothing of it is executed, however often
-//! Redis starts after it, and nothing that was appended behind it is lost.
+//! Redis starts after it, and nothing that was appended behind it is lost. Also: `redis-start` checks maxmemory.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -192,4 +192,38 @@ fn the_manifests_of_every_redis_are_read_and_a_load_that_fails_ends_the_start() 
     let (noted, is_started) = start_with(&cell, base, ends);
     assert_eq!(noted.lines().count(), 1, "nothing to check: {noted}");
     assert!(is_started && !noted.contains("load.sock"), "{noted}");
+}
+
+/// Redis itself exits with 1 then, and systemd would start it again without end.
+#[test]
+fn a_maxmemory_that_redis_cannot_read_ends_the_start_and_is_not_tried_again() {
+    let cell = Cell::shared();
+    let directory = cell.directory();
+    let noted = directory.join("noted");
+    write_program(directory, "redis-server", &format!("echo $* >{}", noted.display()));
+    let start = |value: &str| {
+        let output = Command::new(repository().join("ops/redis-start"))
+            .args(["redis.conf", ".", "--maxmemory", value, "--supervised", "systemd"])
+            .current_dir(directory)
+            .env("PATH", format!("{}:/usr/bin:/bin", directory.display()))
+            .output()
+            .expect("run redis-start");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for value in ["0", "1073741824", "512b", "1K", "21g", "21gb", "256MB"] {
+        assert_eq!(start(value), (Some(0), String::new()), "{value}");
+        let options = fs::read_to_string(&noted).expect("read the notes");
+        assert!(options.contains(&format!("--maxmemory {value} --supervised")), "{options}");
+        fs::remove_file(&noted).expect("remove the notes");
+    }
+    for value in ["", "gb", "21GiB", "1tb", "1.5gb", "2 gb", "2gb # of 5", "-1", "40%"] {
+        let (status, said) = start(value);
+        assert_eq!(status, Some(78), "{value}: {said}");
+        assert!(said.contains(&format!("maxmemory is '{value}'")), "{said}");
+        assert!(!noted.exists(), "Redis was started with {value}");
+    }
+    let unit = repository().join("ops/systemd/spillway-redis.service");
+    let unit = fs::read_to_string(unit).expect("read the unit");
+    let ends = unit.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+    assert!(ends.is_some_and(|ends| ends.split(' ').any(|status| status == "78")), "{ends:?}");
 }
