@@ -212,9 +212,9 @@ def counter(admin, name, label="", must_exist=False):
 
 
 @contextmanager
-def downstreamer(server, backend_port, directory, duplicates=0, **settings):
-    """Runs a downstreamer between a Redis and a backend and yields its process. Settings are the defaults
-    unless given. Fails at the end unless exactly `duplicates` webhooks were dropped as duplicates, and none
+def downstreamer(server, backend_port, directory, duplicates=0, program=RELEASE / "downstreamer", **settings):
+    """Runs a downstreamer between a Redis and a backend and yields its process. `program` may be of another
+    release. Settings are the defaults unless given. Fails at the end unless exactly `duplicates` webhooks were dropped as duplicates, and none
     for another reason: what is dropped is not delivered, and makes a rate look high."""
     admin = machine.free_port()
     environment = {
@@ -224,7 +224,7 @@ def downstreamer(server, backend_port, directory, duplicates=0, **settings):
         "RUST_LOG": "warn",
         **settings,
     }
-    with process("downstreamer", [str(RELEASE / "downstreamer")], environment, directory) as child:
+    with process("downstreamer", [str(program)], environment, directory) as child:
         wait_for("downstreamer", child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
         child.admin = admin
         downstreamers.append(child)

@@ -2,13 +2,16 @@
 start to the first delivery, the rate, the memory, the order, and the CPU compared with wrk posting such
 webhooks directly to the backend. With DRAIN_LARGE=1 also five million, more than the index holds. Then
 queues of several patterns of shops and products, each with the CPU of the downstreamer and of Redis for a
-delivery."""
+delivery. DRAIN_BESIDE is the downstreamer of another release, which drains the same patterns in turn, DRAIN_ROUNDS
+times each."""
 
 import os
 import resource
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
 
 from harness import fill, machine, sampler, servers, wrk
 from harness.campaign import Findings
@@ -37,9 +40,16 @@ def run(campaign):
     one_drain(campaign, found, "", campaign.scale(COUNT, 40_000), straight, MEMORY_MIB_MAX)
     if os.environ.get("DRAIN_LARGE") == "1" and not campaign.quick:
         one_drain(campaign, found, "large_", COUNT_LARGE, straight, MEMORY_MIB_MAX_LARGE)
-    found.rows["patterns"] = [one_pattern(campaign, name, fills, each_bytes)
-                              for name, (fills, each_bytes) in patterns(campaign).items()]
+    beside = os.environ.get("DRAIN_BESIDE")
+    if beside and not os.access(beside, os.X_OK):
+        raise Failed(f"DRAIN_BESIDE={beside} is no program")
+    programs = {"": None, **({"beside": beside} if beside else {})}
+    found.rows["patterns"] = [one_pattern(campaign, name, program, *pattern)
+                              for name, pattern in patterns(campaign).items()
+                              for _ in range(int(os.environ.get("DRAIN_ROUNDS") or 1)) for program in programs.items()]
     judge_patterns(found)
+    if beside:
+        compare(found)
     return found
 
 
@@ -56,6 +66,7 @@ def patterns(campaign):
     return {
         "1 shop": ([(count, {"shops": 1, "products": count // EACH, **usual})], WEBHOOK_BYTES),
         "200 shops × 3 products": ([(count, {"shops": 200, "products": 600, **usual})], WEBHOOK_BYTES),
+        f"100 shops, {count // 2:,} products": ([(count, {"shops": 100, "products": count // 2, **usual})], WEBHOOK_BYTES),
         f"{shops:,} shops": ([(count, {"shops": shops, "products": shops, **usual})], WEBHOOK_BYTES),
         "a flood beside 200 shops": ([(count * 9 // 10, flood), (count // 10, others)], WEBHOOK_BYTES),
         "100 shops, 1 MB bodies": ([(large, {"shops": 100, "products": 200, "size": LARGE_BYTES, **usual})],
@@ -63,8 +74,9 @@ def patterns(campaign):
     }
 
 
-def one_pattern(campaign, name, fills, each_bytes):
-    """Fills a queue and drains it. Returns a row."""
+def one_pattern(campaign, name, program, fills, each_bytes):
+    """Fills a queue and drains it by a downstreamer, which is (name, path or None for the one of this release).
+    Returns a row."""
     count, directory = sum(part for part, _ in fills), campaign.directory
     maxmemory = count * each_bytes + SPARE_BYTES
     check_room(campaign, maxmemory)
@@ -78,15 +90,15 @@ def one_pattern(campaign, name, fills, each_bytes):
                 for one in filling:
                     one.result()
         with servers.backend(directory) as backend:
-            drained = drain(campaign, redis, backend, count)
+            drained = drain(campaign, redis, backend, count, program[1])
     stats = drained["stats"]
-    row = {"pattern": name, "webhooks": count, "delivered": stats["requests"],
+    row = {"pattern": name, "downstreamer": program[0], "webhooks": count, "delivered": stats["requests"],
            "per_second": stats["requests"] / max(stats["seconds_first_to_last"], 1e-3),
            "first_after_s": stats["first_at"] - drained["started"],
            **{f"{part}_cpu_us": drained["cpu"][part] / count * 1e6 for part in ("downstreamer", "redis", "backend")},
            "downstreamer_mib": max(one["downstreamer_rss_bytes"] for one in drained["samples"]) / 2**20,
            "out_of_order_or_twice": stats["disordered"] + stats["repeated"]}
-    campaign.say(f"{name}: {row['per_second']:,.0f}/s, downstreamer {row['downstreamer_cpu_us']:.1f} µs, "
+    campaign.say(f"{name}{' ' + program[0] if program[0] else ''}: {row['per_second']:,.0f}/s, downstreamer {row['downstreamer_cpu_us']:.1f} µs, "
                  f"Redis {row['redis_cpu_us']:.1f} µs a delivery")
     return row
 
@@ -99,7 +111,28 @@ def judge_patterns(found):
                   sum(row["out_of_order_or_twice"] for row in rows), 0)
     found.bars("patterns", "CPU of a delivery by pattern", "µs", {
         row["pattern"]: {"downstreamer": row["downstreamer_cpu_us"], "Redis": row["redis_cpu_us"]} for row in rows
-        if "MB" not in row["pattern"]})
+        if "MB" not in row["pattern"] and not row["downstreamer"]})
+
+
+def compare(found):
+    """Adds the ratios to the other release: medians of the rounds."""
+    rows = found.rows["patterns"]
+
+    def middle(pattern, name, figure):
+        return median(figure(row) for row in rows if (row["pattern"], row["downstreamer"]) == (pattern, name))
+
+    def cpu(row):
+        return row["downstreamer_cpu_us"] + row["redis_cpu_us"]
+
+    found.rows["beside"] = [
+        {"pattern": pattern, "rate_ratio": middle(pattern, "", per_second) / middle(pattern, "beside", per_second),
+         "cpu_us": middle(pattern, "", cpu), "cpu_us_beside": middle(pattern, "beside", cpu),
+         "cpu_ratio": middle(pattern, "", cpu) / middle(pattern, "beside", cpu)}
+        for pattern in dict.fromkeys(row["pattern"] for row in rows)]
+
+
+def per_second(row):
+    return row["per_second"]
 
 
 def post_straight(campaign, backend):
@@ -139,13 +172,14 @@ def check_room(campaign, maxmemory):
         raise Failed(f"needs {3 * maxmemory >> 20} MiB on the disk, {disk >> 20} are free")
 
 
-def drain(campaign, redis, backend, count):
+def drain(campaign, redis, backend, count, program=None):
     asker, started = sampler.Asker(redis.unix_socket), time.time()
     pids = {"redis": redis.child.pid, "backend": servers.stats(backend)["pid"]}
     before = {name: machine.cpu_seconds(pid) for name, pid in pids.items()}
     said = deadline = time.monotonic()
     deadline += 60 + count / DRAIN_RATE_MIN
-    with servers.downstreamer(redis, backend, campaign.directory) as child:
+    program = Path(program) if program else servers.RELEASE / "downstreamer"
+    with servers.downstreamer(redis, backend, campaign.directory, program=program) as child:
         with sampler.Sampler(redis.unix_socket, {"downstreamer": child.pid}, 0.5) as watch:
             while (trimmed := int(asker.ask("HGET {spillway}:counts trimmed") or 0)) < count:
                 if time.monotonic() > deadline:

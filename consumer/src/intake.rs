@@ -157,8 +157,10 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                         );
                     }
                     connection = None;
-                    // The answer may have been too large to arrive in time.
+                    // The answer may have been too large to arrive in time. Then packs are read by
+                    // their bytes.
                     self.large_at_once = None;
+                    self.is_more_there = true;
                     tokio::time::sleep(PAUSE).await;
                 }
             }

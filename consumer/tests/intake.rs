@@ -84,6 +84,31 @@ async fn lost_appends_are_noticed_although_others_came_after_them() {
     assert_eq!(next(&mut finds).await, Some(Seen::OlderData));
 }
 
+#[tokio::test]
+async fn packs_that_come_one_after_the_other_are_read_together() {
+    const PACKS: usize = 400;
+    let server = Server::start(&[]).await;
+    let mut finds = read_ahead(&server).await;
+    let first = server.append_as("100-0").await;
+    assert_eq!(next(&mut finds).await, Some(Seen::Main(first)));
+    let began = Instant::now();
+    let reading = async {
+        let mut found = Vec::new();
+        while found.len() < PACKS {
+            found.push(next(&mut finds).await.expect("the intake goes on"));
+        }
+        found
+    };
+    let packs = [b"pack".as_slice(); PACKS];
+    let (ids, found) = tokio::join!(server.append(&packs), reading);
+    assert_eq!(found, ids.into_iter().map(Seen::Main).collect::<Vec<_>>());
+    let stats: String = server.command(&["INFO", "commandstats"]).await;
+    let of_waits = stats.split("cmdstat_xread:calls=").nth(1).expect("the intake has waited");
+    let waits: u128 = of_waits.split(',').next().and_then(|calls| calls.parse().ok()).unwrap();
+    // One in 2 ms, and those before the packs.
+    assert!(waits <= began.elapsed().as_millis() / 2 + 4, "{waits} in {:?}", began.elapsed());
+}
+
 async fn add_replay(server: &Server, id: &str) -> Seen {
     let fields = ["p", "x", "id", "00000000-100-0-0"];
     let add = [&["XADD", "{spillway}:http:replays", id], &fields[..]].concat();

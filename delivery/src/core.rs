@@ -132,7 +132,7 @@ impl<C: Content> Core<C> {
             self.limiter.wakes_at(now),
             self.reading.wakes_at().filter(|_| !self.session.is_stopping),
             self.queue.expiry.wakes_at(),
-            self.ledger.gathers_until(now, self.queue.barriers > 0),
+            self.ledger.gathers_until(now, settle::is_awaited(self)),
         ];
         let next = timers.into_iter().flatten().min().unwrap_or(now + TICK);
         next.clamp(now, now + TICK)
@@ -147,6 +147,11 @@ impl<C: Content> Core<C> {
     /// first, as far as they fit.
     pub fn takes_packs(&self) -> bool {
         self.session.are_replays_loaded && !self.session.is_index_full
+    }
+
+    /// True if there is room for several more packs.
+    pub fn takes_many_packs(&self) -> bool {
+        self.takes_packs() && self.queue.bytes() < self.config.index_bytes / 2
     }
 
     /// True if more replays may be read. The remaining ones are read as these are settled.

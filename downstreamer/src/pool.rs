@@ -7,6 +7,8 @@
 mod idle;
 mod wire;
 
+use std::error::Error;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +32,8 @@ const BESIDE_MAX: usize = 64;
 /// Time for the rest of a request that was answered already. A backend that still reads takes megabytes
 /// in less.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
+/// Time that is left to a delivery after that, at most: up to a tenth of its limit.
+const FLUSH_MARGIN: Duration = Duration::from_millis(500);
 
 /// A request got no whole answer.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +91,7 @@ impl BackendPool {
         let idle = IdleList::new(options.idle_max);
         let beside = Arc::new(Semaphore::new(BESIDE_MAX));
         // At its whole time limit the delivery is cut off, and its answer is lost.
-        let flush_until = options.timeout * 9 / 10;
+        let flush_until = options.timeout - (options.timeout / 10).min(FLUSH_MARGIN);
         let connector = options.connector(lease.clone());
         Self { connector, base, idle, lease, flush_until, beside }
     }
@@ -121,7 +125,10 @@ impl BackendPool {
             let read = connection.read(&mut body).await;
             let answer = read.map_err(|error| ExchangeError::Broken(error.into()))?;
             if connection.is_answered_early() {
-                self.flush(&mut connection, began).await;
+                // What is refused is sent again, and a backend that sheds load is not to be awaited.
+                if head.status.is_success() {
+                    self.flush(&mut connection, began).await;
+                }
             } else if !answer.is_full() {
                 // With more of the answer on it, the connection would take no other request.
                 self.idle.put(connection);
@@ -140,8 +147,8 @@ impl BackendPool {
         let mut unanswered =
             UnansweredAttempt { list: &self.idle, began: taken.was_idle.then_some(began) };
         let sent = taken.connection.send(request).await;
-        // A connection that gives the request back says itself that it has ended.
-        if !matches!(sent, Err(SendFailure { unsent: None, .. })) {
+        // A connection that was closed or reset says itself that the backend is there.
+        if !sent.as_ref().is_err_and(|failure| is_gone(&failure.error)) {
             unanswered.began = None;
         }
         sent
@@ -184,6 +191,22 @@ impl BackendPool {
             }
         }
     }
+}
+
+/// True if nothing came back from a backend, not even the end of the connection.
+fn is_gone(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if let Some(
+            ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable,
+        ) = kind
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Finishes a connection for the deliveries to come. If it were given up each time another one is free

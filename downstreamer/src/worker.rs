@@ -242,12 +242,11 @@ impl Worker {
             let Some(read) = self.channels.reads.try_join_next() else { break };
             events.extend(self.on_read(read)?);
         }
+        let arrivals = &mut self.channels.arrivals;
         for _ in 0..PACKS_MAX {
-            if !self.core.takes_packs() {
-                break;
-            }
-            let Ok(pack) = self.channels.arrivals.packs.try_recv() else { break };
-            events.push(pack);
+            let replay = self.core.takes_replays().then(|| arrivals.replays.try_recv().ok());
+            let pack = self.core.takes_many_packs().then(|| arrivals.packs.try_recv().ok());
+            events.extend(replay.flatten().into_iter().chain(pack.flatten()));
         }
         Ok(())
     }

@@ -143,10 +143,10 @@ impl<C: Content> Ledger<C> {
     }
 
     /// Time up to which the next settlement may gather more webhooks; `None` if that is over, or one
-    /// is under way. `is_awaited`: a barrier waits for it.
+    /// is under way. `is_awaited`: webhooks wait for it.
     pub(crate) fn gathers_until(&self, now: Duration, is_awaited: bool) -> Option<Duration> {
         let Draft { due_at, due_in_calm_at, .. } = self.draft;
-        let until = if is_awaited || self.draft.is_awaited { due_at } else { due_in_calm_at };
+        let until = if is_awaited { due_at } else { due_in_calm_at };
         Some(until).filter(|at| *at > now && self.settling.is_none())
     }
 

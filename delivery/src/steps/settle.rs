@@ -18,7 +18,7 @@ use crate::state::index::{LaneKey, NodeKey};
 use crate::state::ledger::{Draft, Finished, HeadEnd, UndeliveredPlaces, WebhookPlace};
 use crate::state::main_stream::{Advance, MainPack};
 use crate::state::seen::given_up;
-use crate::steps::{apply_controls, finish, moving, time};
+use crate::steps::{apply_controls, cut, finish, moving, time};
 
 /// Bytes of dead letters in one settlement.
 const DEAD_BYTES_MAX: u64 = 8 << 20;
@@ -78,7 +78,7 @@ pub(crate) fn begin_settlement<C: Content>(core: &mut Core<C>) -> Option<Effect<
 fn gathers_more<C: Content>(core: &Core<C>) -> bool {
     let ledger = &core.ledger;
     let now = core.session.now.at;
-    let is_awaited = ledger.draft.is_awaited || core.queue.barriers > 0;
+    let is_awaited = is_awaited(core);
     if ledger.gathers_until(now, is_awaited).is_none() || core.session.is_stopping {
         return false;
     }
@@ -93,6 +93,12 @@ fn gathers_more<C: Content>(core: &Core<C>) -> bool {
         || finished < core.attempts.len();
     let is_large = finished >= core.config.tuning.unsettled / UNSETTLED_PART;
     !is_pressing && !is_large && (is_busy || !is_awaited)
+}
+
+/// True if webhooks wait for the next settlement: of a resource whose head it settles, of a shop with a
+/// barrier, or for room.
+pub(crate) fn is_awaited<C: Content>(core: &Core<C>) -> bool {
+    core.ledger.draft.is_awaited || core.queue.barriers > 0 || !cut::has_room(core, true)
 }
 
 /// Time at which the oldest webhook in a chunk was accepted, as far as is known; 0 if none

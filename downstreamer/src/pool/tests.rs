@@ -22,6 +22,7 @@ const OK_CHUNKED: &str =
     "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n1\r\n!\r\n0\r\n\r\n";
 const OK_HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n";
 const LAST: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok";
+const REFUSAL: &str = "HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n";
 const STRAY: &str = "HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n";
 
 /// Size of a request's body that the kernel does not hold: 4 MiB to send, and 128 KiB to receive.
@@ -437,14 +438,17 @@ async fn a_request_that_is_answered_early_is_sent_to_its_end_and_is_its_connecti
 #[tokio::test]
 async fn an_early_answer_counts_although_its_request_is_never_read() {
     const SCRIPT: &[&[Step]] = &[&[Step::Ignore(OK)], &[Step::Answer(OK)]];
-    let (mut pool, _received) = backend(SCRIPT, 8, always()).await;
-    pool.flush_until = Duration::from_millis(300);
-    let began = Instant::now();
-    let exchanged = timeout(PATIENCE, pool.exchange(large_request())).await.unwrap();
-    assert_eq!(exchanged.unwrap().0.status, 200);
-    assert!(began.elapsed() >= pool.flush_until, "the rest had no time");
-    assert_eq!(pool.idle.len(), 0);
-    assert_delivered(&pool).await;
+    const REFUSED: &[&[Step]] = &[&[Step::Ignore(REFUSAL)], &[Step::Answer(OK)]];
+    for (script, status) in [(SCRIPT, 200), (REFUSED, 503)] {
+        let (mut pool, _received) = backend(script, 8, always()).await;
+        pool.flush_until = Duration::from_secs(1);
+        let began = Instant::now();
+        let exchanged = timeout(PATIENCE, pool.exchange(large_request())).await.unwrap();
+        assert_eq!(exchanged.unwrap().0.status, status);
+        assert_eq!(began.elapsed() >= pool.flush_until, status == 200, "time for the rest");
+        assert_eq!(pool.idle.len(), 0);
+        assert_delivered(&pool).await;
+    }
 }
 
 #[tokio::test]
@@ -463,6 +467,17 @@ async fn an_attempt_without_an_answer_drops_connections_that_were_not_used_since
     assert_eq!(pool.idle.len(), 1, "the one that was used since is kept");
     assert_delivered(&pool).await;
     assert_eq!(numbers(&mut received), [1, 1]);
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_leaves_the_others() {
+    const SCRIPT: &[&[Step]] = &[&[], &[], &[Step::Swallow, Step::Close]];
+    let (pool, _received) = backend(SCRIPT, 8, always()).await;
+    fill_idle(&pool, 3).await;
+    assert!(pool.exchange(request(always())).await.is_err());
+    assert_eq!(pool.idle.len(), 2);
+    let is_gone = |kind| is_gone(&ExchangeError::Broken(io::Error::from(kind).into()));
+    assert!(is_gone(ErrorKind::TimedOut) && !is_gone(ErrorKind::ConnectionReset));
 }
 
 #[tokio::test]
