@@ -49,5 +49,6 @@ end
 if ARGV[1] == '' then return deleted end
 if ARGV[2] == '' and redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[5]) then return '' end
 local id = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1])
-if ARGV[2] ~= '' then redis.call('XDEL', KEYS[1], ARGV[2]) end
+-- After a loss of data, the record to replace may be gone, and the new one may have its id.
+if ARGV[2] ~= '' and ARGV[2] ~= id then redis.call('XDEL', KEYS[1], ARGV[2]) end
 return id
