@@ -106,7 +106,7 @@ def findings(samples, drained, target, empty):
     found.at_most("memory per queued webhook", found.figures["memory_per_webhook_bytes"], 1300, "B")
     found.at_most("AOF ÷ memory per webhook", full["aof_bytes"] / (full["memory_bytes"] - empty), 1.1)
     found.at_most("left in the queue", drained[-1]["queued"], 0)
-    found.at_most("memory not returned besides fingerprints and history", left / 2**20, LEFT_BYTES_MAX / 2**20, "MiB")
+    found.at_most("memory not returned except fingerprints and history", left / 2**20, LEFT_BYTES_MAX / 2**20, "MiB")
     found.read(f"{full['appended']:,} webhooks queued take {full['memory_bytes'] / 2**20:,.0f} MiB, "
                f"{found.figures['memory_per_webhook_bytes']:,.0f} bytes each, and the last tenth came in "
                f"at {last:,.0f}/s after {first:,.0f}/s for the first; the drain took {per_second:,.0f}/s "

@@ -249,7 +249,7 @@ def findings(found, probes, runs, samples, beside):
     found.at_most("answers that are not 200", row["not_200"], 0)
     found.at_least("offered ÷ asked for", row["offered_per_second"] / row["asked_per_second"], OFFERED_MIN)
     found.at_least("delivered ÷ accepted", row["delivered_per_second"] / row["accepted_per_second"], OFFERED_MIN)
-    found.at_most("growth of Redis memory besides fingerprints and history, first to last quarter",
+    found.at_most("growth of Redis memory except fingerprints and history, first to last quarter",
                   growth(memory) - grown_kept, GROWTH_MIB, "MiB")
     written = sum(max(0, after["aof_bytes"] - before["aof_bytes"]) for before, after in zip(samples, samples[1:]))
     if written > bound:

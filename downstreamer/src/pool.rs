@@ -125,7 +125,7 @@ impl BackendPool {
             let read = connection.read(&mut body).await;
             let answer = read.map_err(|error| ExchangeError::Broken(error.into()))?;
             if connection.is_answered_early() {
-                // What is refused is sent again, and a backend that sheds load is not to be awaited.
+                // Any other answer is judged at once: a backend that sheds load is not to be awaited.
                 if head.status.is_success() {
                     self.flush(&mut connection, began).await;
                 }
