@@ -82,9 +82,14 @@ struct Intake<T, F> {
     are_replays_loaded: bool,
     /// Id of the last main entry at start; `None` once it is reached.
     catches_up_at: Option<StreamId>,
-    /// Number of packs to read next, if those before were large.
+    pace: ReadPace,
+}
+
+/// Pace of the reads of the main stream.
+struct ReadPace {
+    /// Number of packs to read, if those before were large.
     large_at_once: Option<usize>,
-    /// True if the last read of the main stream may have left entries.
+    /// True if the last read may have left entries.
     is_more_there: bool,
     /// Time at which the last wait for new entries began.
     waited_at: Option<Instant>,
@@ -127,9 +132,7 @@ where
         last_replay: None,
         are_replays_loaded: false,
         catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
-        large_at_once: None,
-        is_more_there: true,
-        waited_at: None,
+        pace: ReadPace { large_at_once: None, is_more_there: true, waited_at: None },
     };
     tokio::spawn(intake.run());
     receiver
@@ -159,8 +162,8 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
                     connection = None;
                     // The answer may have been too large to arrive in time. Then packs are read by
                     // their bytes.
-                    self.large_at_once = None;
-                    self.is_more_there = true;
+                    self.pace.large_at_once = None;
+                    self.pace.is_more_there = true;
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -230,7 +233,8 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
             }
             let StreamNews { main: entries, is_replay } = self.main_entries(connection).await?;
             if let Some(newest) = entries.last() {
-                self.large_at_once = large_at_once(entries.iter().map(|entry| entry.pack.len()));
+                self.pace.large_at_once =
+                    large_at_once(entries.iter().map(|entry| entry.pack.len()));
                 self.last_read = Some(LastRead::of(newest));
             }
             for entry in entries {
@@ -255,23 +259,23 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
         &mut self,
         connection: &mut Connection,
     ) -> Result<StreamNews, QueueError> {
-        if self.is_more_there {
-            let main = match self.large_at_once {
+        if self.pace.is_more_there {
+            let main = match self.pace.large_at_once {
                 Some(count) => self.reader.main_next(connection, self.main, count).await?,
                 None => self.reader.main_after(connection, self.main, READ_BYTES).await?,
             };
-            self.is_more_there = !main.is_empty();
+            self.pace.is_more_there = !main.is_empty();
             return Ok(StreamNews { main, is_replay: false });
         }
-        if let Some(at) = self.waited_at {
+        if let Some(at) = self.pace.waited_at {
             tokio::time::sleep_until(at + GATHER).await;
         }
-        self.waited_at = Some(Instant::now());
+        self.pace.waited_at = Some(Instant::now());
         let replay = (self.streams == Streams::Both).then_some(self.replay);
-        let count = self.large_at_once.unwrap_or(NEW_AT_ONCE);
+        let count = self.pace.large_at_once.unwrap_or(NEW_AT_ONCE);
         let waiting = (count, PATIENCE);
         let news = self.reader.wait_for(connection, Some(self.main), replay, waiting).await?;
-        self.is_more_there = news.main.len() >= count;
+        self.pace.is_more_there = news.main.len() >= count;
         Ok(news)
     }
 

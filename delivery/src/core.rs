@@ -149,9 +149,9 @@ impl<C: Content> Core<C> {
         self.session.are_replays_loaded && !self.session.is_index_full
     }
 
-    /// True if there is room for several more packs.
-    pub fn takes_many_packs(&self) -> bool {
-        self.takes_packs() && self.queue.bytes() < self.config.index_bytes / 2
+    /// True if less than half of the index is used: there is room for several packs.
+    pub fn has_much_room(&self) -> bool {
+        self.queue.bytes() < self.config.index_bytes / 2
     }
 
     /// True if more replays may be read. The remaining ones are read as these are settled.

@@ -243,9 +243,10 @@ impl Worker {
             events.extend(self.on_read(read)?);
         }
         let arrivals = &mut self.channels.arrivals;
-        for _ in 0..PACKS_MAX {
+        for number in 0..PACKS_MAX {
+            let takes_pack = self.core.takes_packs() && (number == 0 || self.core.has_much_room());
             let replay = self.core.takes_replays().then(|| arrivals.replays.try_recv().ok());
-            let pack = self.core.takes_many_packs().then(|| arrivals.packs.try_recv().ok());
+            let pack = takes_pack.then(|| arrivals.packs.try_recv().ok());
             events.extend(replay.flatten().into_iter().chain(pack.flatten()));
         }
         Ok(())

@@ -132,8 +132,9 @@ pub(crate) fn index_webhook<C: Content>(core: &mut Core<C>, lane: LaneKey, arriv
         core.queue.place_by_head(added.resource, core.session.now.at);
     } else if queue.index.state(added.resource) == Some(HeadState::Finished) {
         // The settlement of the head holds this webhook up, unless it is under way.
-        let mut next = core.ledger.finished.iter();
-        core.ledger.draft.is_awaited |= next.any(|head| head.resource == added.resource);
+        let ledger = &mut core.ledger;
+        ledger.draft.is_awaited = ledger.draft.is_awaited
+            || ledger.finished.iter().any(|head| head.resource == added.resource);
     }
 }
 
