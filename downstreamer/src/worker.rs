@@ -44,7 +44,7 @@ use crate::translate::Translator;
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// Most deliveries, or reads, that are taken in at once.
 const BATCH_MAX: usize = 64;
-/// Most packs that are taken in at once: those that intake has at hand.
+/// Most packs that are taken in at once, beside one that woke the worker.
 const PACKS_MAX: usize = 4;
 /// Chunks in one read. A large one is a megabyte, and none is indexed before all are decoded.
 const CHUNKS_TOGETHER: u32 = 16;

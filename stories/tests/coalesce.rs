@@ -234,7 +234,7 @@ async fn a_late_copy_of_a_state_that_was_given_up_stands_for_no_newer_one() {
     product.states(&[1]).await;
     let is_dead = async || product.redis.stream_len(DEAD).await == 1;
     until("the first is a dead letter", SOON, is_dead).await;
-    // The third waits with the copy.
+    // The third may wait with the copy.
     product.backend.behave(|_| Behaviour::slowly(Duration::from_secs(1)));
     downstreamer.kill9();
     // Shopify sends the first again, because it received no answer.
